@@ -20,10 +20,11 @@ func (l *loader) llama(size Size) []layer {
 
 // attention is x += W_o · attend(W_qkv · norm(x)).
 type attention struct {
-	norm backend.Norm
-	qkv  backend.Matrix
-	spec backend.Attention
-	out  backend.Matrix
+	norm   backend.Norm
+	qkv    backend.Matrix
+	spec   backend.Attention
+	out    backend.Matrix
+	stages mixerStages
 }
 
 // attention loads layer i, which is the index-th attention layer.
@@ -38,12 +39,15 @@ func (l *loader) attention(i, index int, rope backend.Rope) *attention {
 			Layer: index, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim,
 			Scale: float32(1 / math.Sqrt(float64(c.HeadDim))), Rope: rope,
 		},
-		out: l.matrix(backend.Stacked, p+"self_attn.o_proj.weight"),
+		out:    l.matrix(backend.Stacked, p+"self_attn.o_proj.weight"),
+		stages: newMixerStages(i),
 	}
 }
 
 func (a *attention) forward(net *Network, n int) {
 	net.b.Linear(net.proj, net.x, n, a.qkv, backend.LinearOptions{Norm: &a.norm})
+	net.stage(a.stages.proj, net.proj, n)
 	net.b.Attention(net.mixed, net.proj, &a.spec, net.cache)
+	net.stage(a.stages.mixed, net.mixed, n)
 	net.b.Linear(net.x, net.mixed, n, a.out, backend.LinearOptions{Epilogue: backend.Add})
 }

@@ -141,9 +141,18 @@ func (net *Network) Logits(dst []float32, i int) error {
 	return net.b.Read(dst, net.logits, i)
 }
 
-// Trace calls f with the residual stream after each stage of every step:
-// "embed", "layers.0.mixer", "layers.0.mlp", and so on. For tests.
+// Trace calls f after each stage of every step: "embed", then for each layer
+// "layers.0.proj" and "layers.0.mixed" (input projection and output of the
+// mixer, which may fill only the first columns of x), "layers.0.mixer" and
+// "layers.0.mlp" (the residual stream after each half). For tests.
 func (net *Network) Trace(f func(stage string, x backend.Buffer, tokens int)) { net.trace = f }
+
+// mixerStages are the names of a mixer's inner stages, made once.
+type mixerStages struct{ proj, mixed string }
+
+func newMixerStages(layer int) mixerStages {
+	return mixerStages{fmt.Sprintf("layers.%d.proj", layer), fmt.Sprintf("layers.%d.mixed", layer)}
+}
 
 func (net *Network) stage(name string, x backend.Buffer, tokens int) {
 	if net.trace != nil {

@@ -40,10 +40,11 @@ func (l *loader) gatedAttention(i, index int, rope backend.Rope) *attention {
 
 // gatedDelta is x += W_out · delta(W_in · norm(x)).
 type gatedDelta struct {
-	norm backend.Norm
-	in   backend.Matrix
-	spec backend.GatedDelta
-	out  backend.Matrix
+	norm   backend.Norm
+	in     backend.Matrix
+	spec   backend.GatedDelta
+	out    backend.Matrix
+	stages mixerStages
 }
 
 // gatedDelta loads layer i, which is the index-th gated delta layer.
@@ -60,12 +61,15 @@ func (l *loader) gatedDelta(i, index int) *gatedDelta {
 			// This norm alone is not zero-centred.
 			Norm: backend.Norm{Weight: l.vector(d + "norm.weight"), Eps: l.ck.Config.NormEps},
 		},
-		out: l.matrix(backend.Stacked, d+"out_proj.weight"),
+		out:    l.matrix(backend.Stacked, d+"out_proj.weight"),
+		stages: newMixerStages(i),
 	}
 }
 
 func (d *gatedDelta) forward(net *Network, n int) {
 	net.b.Linear(net.proj, net.x, n, d.in, backend.LinearOptions{Norm: &d.norm})
+	net.stage(d.stages.proj, net.proj, n)
 	net.b.GatedDelta(net.mixed, net.proj, &d.spec, net.state)
+	net.stage(d.stages.mixed, net.mixed, n)
 	net.b.Linear(net.x, net.mixed, n, d.out, backend.LinearOptions{Epilogue: backend.Add})
 }
