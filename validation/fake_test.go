@@ -1,0 +1,114 @@
+package validation
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/batchproof/batchproof/scheduler"
+)
+
+// fakeClock only moves when something takes time.
+type fakeClock struct{ t time.Time }
+
+func newFakeClock() *fakeClock {
+	return &fakeClock{t: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
+}
+func (c *fakeClock) now() time.Time       { return c.t }
+func (c *fakeClock) pass(d time.Duration) { c.t = c.t.Add(d) }
+
+// fakeArm serves requests in waves of width rows with the given costs. Its
+// tokens depend on prompt and position alone, so that all fake arms agree.
+type fakeArm struct {
+	clock   *fakeClock
+	name    string
+	width   int
+	prefill func(rows int) time.Duration
+	decode  func(rows int) time.Duration
+	between time.Duration                // after each step
+	tamper  func(run int, o *ArmOutcome) // spoils the outcome of the run-th call
+	runs    int
+}
+
+func (f *fakeArm) arm() Arm { return Arm{Name: f.name, Run: f.run} }
+
+func (f *fakeArm) run(ctx context.Context, requests []scheduler.Request) (ArmOutcome, error) {
+	if err := ctx.Err(); err != nil {
+		return ArmOutcome{}, err
+	}
+	o := ArmOutcome{Begin: f.clock.now(), Requests: make([]RequestOutcome, len(requests))}
+	for first := 0; first < len(requests); first += f.width {
+		last := min(first+f.width, len(requests))
+		for step := range requests[first].MaxTokens {
+			begin := f.clock.now()
+			cost, prompts, tokens := f.decode, 0, last-first
+			if step == 0 {
+				cost, prompts, tokens = f.prefill, last-first, (last-first)*len(requests[first].Prompt)
+			}
+			f.clock.pass(cost(last - first))
+			o.Steps = append(o.Steps, Step{Begin: begin, Duration: f.clock.now().Sub(begin),
+				Rows: last - first, PromptRows: prompts, Tokens: tokens, Drawn: last - first})
+			for i := first; i < last; i++ {
+				r := &o.Requests[i]
+				if step == 0 {
+					r.Timings.Submitted, r.Timings.Started, r.Timings.FirstToken = o.Begin, begin, f.clock.now()
+				}
+				r.Tokens = append(r.Tokens, fakeToken(requests[i].Prompt, step))
+				r.Timings.Tokens = append(r.Timings.Tokens, f.clock.now())
+				r.Timings.Finished, r.Reason = f.clock.now(), scheduler.FinishLength
+			}
+			f.clock.pass(f.between)
+		}
+	}
+	o.End = f.clock.now()
+	if f.tamper != nil {
+		f.tamper(f.runs, &o)
+	}
+	f.runs++
+	return o, nil
+}
+
+func fakeToken(prompt []int32, position int) int32 {
+	h := uint32(2166136261)
+	for _, t := range prompt {
+		h = (h ^ uint32(t)) * 16777619
+	}
+	return int32((h ^ uint32(position)*0x9e3779b9) >> 1)
+}
+
+func constant(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
+
+const ms = time.Millisecond
+
+// fakeExperiment has a serial arm of 10 ms a step, and a batch arm whose step
+// of n rows takes 10 + n ms; prefill takes 30 ms a row in both.
+type fakeExperiment struct {
+	Experiment
+	clock         *fakeClock
+	serial, batch *fakeArm
+	log           []string
+	kept          int
+}
+
+func newFakeExperiment(t *testing.T, c Criterion, blocks int) *fakeExperiment {
+	t.Helper()
+	clock := newFakeClock()
+	f := &fakeExperiment{clock: clock}
+	prefill := func(rows int) time.Duration { return time.Duration(rows) * 30 * ms }
+	f.serial = &fakeArm{clock: clock, name: ArmSerial, width: 1, prefill: prefill, decode: constant(10 * ms)}
+	f.batch = &fakeArm{clock: clock, name: ArmBatch, width: 8, prefill: prefill,
+		decode: func(rows int) time.Duration { return 10*ms + time.Duration(rows)*ms }}
+	f.Experiment = Experiment{
+		Criterion: c, Arms: []Arm{f.serial.arm(), f.batch.arm()},
+		Prompts: NewPrompts(1, c.String(), 4, 1000, nil), PromptLength: 4, MaxTokens: 11, MaxBatchSize: 8,
+		Warmups: 1, Blocks: blocks, Seed: 1, Now: clock.now,
+		Log:  func(format string, args ...any) { f.log = append(f.log, fmt.Sprintf(format, args...)) },
+		Keep: func(*Record) { f.kept++ },
+	}
+	return f
+}
+
+func failingArm(err error) func(context.Context, []scheduler.Request) (ArmOutcome, error) {
+	return func(context.Context, []scheduler.Request) (ArmOutcome, error) { return ArmOutcome{}, err }
+}

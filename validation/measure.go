@@ -1,0 +1,158 @@
+package validation
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/batchproof/batchproof/scheduler"
+)
+
+// Experiment measures one criterion in interleaved blocks.
+type Experiment struct {
+	Criterion    Criterion
+	Arms         []Arm // the first is the reference
+	Prompts      *Prompts
+	PromptLength int
+	MaxTokens    int
+	MaxBatchSize int
+	Warmups      int
+	Blocks       int
+	Seed         uint64
+	Roofline     *Roofline               // nil: unknown
+	Bandwidth    func() (float64, error) // probed before each block; nil: not measured
+	Now          func() time.Time        // the clock of progress lines
+	Log          func(string, ...any)    // progress; nil for none
+	Keep         func(*Record)           // called whenever the record has grown; nil for none
+}
+
+// ErrInterrupted ends a measurement whose context ended; what it measured is kept.
+type ErrInterrupted struct {
+	Done, Planned int
+	Cause         error
+}
+
+func (e *ErrInterrupted) Error() string {
+	return fmt.Sprintf("interrupted after %d of %d blocks (%v); what was measured is kept", e.Done, e.Planned, e.Cause)
+}
+
+func (e *ErrInterrupted) Unwrap() error { return e.Cause }
+
+// Run measures. It returns the record also beside an error, holding the blocks
+// that were complete by then. It stops at the first block whose evidence may
+// not be used: no further block can mend that.
+func (x *Experiment) Run(ctx context.Context) (*Record, error) {
+	rec := &Record{
+		Criterion: x.Criterion, PromptLength: x.PromptLength, MaxTokens: x.MaxTokens, MaxBatchSize: x.MaxBatchSize,
+		Seed: x.Seed, Warmups: x.Warmups, Planned: x.Blocks, Roofline: x.Roofline, Blocks: []Block{},
+	}
+	if err := x.Prompts.Enough((x.Warmups + x.Blocks) * x.Criterion.Concurrent); err != nil {
+		return rec, err
+	}
+	x.keep(rec)
+	forward := make([]int, len(x.Arms))
+	for i := range forward {
+		forward[i] = i
+	}
+	for w := range x.Warmups {
+		begin := x.Now()
+		where := fmt.Sprintf("warm-up %d", w+1)
+		_, problems, err := x.block(ctx, where, x.requests(), forward)
+		if done, err := x.stop(ctx, rec, problems, err); done {
+			return rec, err
+		}
+		x.log("%s: warm-up %d of %d, %s", x.Criterion, w+1, x.Warmups, human(x.Now().Sub(begin)))
+	}
+	begin := x.Now()
+	for b, order := range orders(x.Seed, len(x.Arms), x.Blocks) {
+		started := x.Now()
+		bandwidth, err := x.probe()
+		if err != nil {
+			return rec, fmt.Errorf("read bandwidth before %s: %w", blockName(b), err)
+		}
+		runs, problems, err := x.block(ctx, blockName(b), x.requests(), order)
+		if err == nil {
+			rec.Blocks = append(rec.Blocks, Block{Index: b, Started: started, ReadBandwidth: bandwidth, Arms: runs})
+			problems = append(problems, checkPrompts(rec)...)
+		}
+		if done, err := x.stop(ctx, rec, problems, err); done {
+			return rec, err
+		}
+		x.keep(rec)
+		x.progress(rec, x.Now().Sub(begin))
+	}
+	return rec, nil
+}
+
+// block runs every arm once over the same requests, in the given order.
+func (x *Experiment) block(ctx context.Context, where string, requests []scheduler.Request, order []int) ([]ArmRun, []Problem, error) {
+	outcomes := make([]*ArmOutcome, len(x.Arms))
+	runs := make([]ArmRun, 0, len(order))
+	for _, a := range order {
+		runtime.GC() // no arm pays for the other's garbage
+		o, err := x.Arms[a].Run(ctx, slices.Clone(requests))
+		if err == nil {
+			err = ctx.Err() // its requests were cancelled: no sample
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s, %s arm: %w", where, x.Arms[a].Name, err)
+		}
+		outcomes[a] = &o
+		runs = append(runs, o.record(x.Arms[a].Name, requests))
+	}
+	return runs, checkBlock(where, requests, x.Arms, outcomes), nil
+}
+
+// stop decides whether the measurement ends here, and with which error.
+func (x *Experiment) stop(ctx context.Context, rec *Record, problems []Problem, err error) (bool, error) {
+	switch {
+	case ctx.Err() != nil:
+		err = &ErrInterrupted{Done: len(rec.Blocks), Planned: x.Blocks, Cause: context.Cause(ctx)}
+	case err == nil && len(problems) == 0:
+		return false, nil
+	}
+	rec.Problems = append(rec.Problems, problems...)
+	x.keep(rec)
+	return true, err
+}
+
+func (x *Experiment) requests() []scheduler.Request {
+	reqs := make([]scheduler.Request, x.Criterion.Concurrent)
+	for i := range reqs {
+		reqs[i] = scheduler.Request{Prompt: x.Prompts.Next(), MaxTokens: x.MaxTokens, IgnoreEOS: true}
+	}
+	return reqs
+}
+
+func (x *Experiment) probe() (float64, error) {
+	if x.Bandwidth == nil {
+		return 0, nil
+	}
+	return x.Bandwidth()
+}
+
+func (x *Experiment) keep(rec *Record) {
+	if x.Keep != nil {
+		x.Keep(rec)
+	}
+}
+
+func (x *Experiment) log(format string, args ...any) {
+	if x.Log != nil {
+		x.Log(format, args...)
+	}
+}
+
+// progress says what the last block gave and how long the rest will take.
+func (x *Experiment) progress(rec *Record, elapsed time.Duration) {
+	ratios := rec.Ratios(x.Arms[1].Name)
+	done := len(rec.Blocks)
+	left := time.Duration(float64(elapsed) / float64(done) * float64(x.Blocks-done))
+	line := fmt.Sprintf("%s: block %d of %d, ratio %.3f, median so far %.3f", x.Criterion, done, x.Blocks, ratios[done-1], median(ratios))
+	if done < x.Blocks {
+		line += fmt.Sprintf(", about %s left", human(left))
+	}
+	x.log("%s", line)
+}

@@ -1,0 +1,223 @@
+package validation
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// DefaultCheckpoint is measured unless another is asked for: large enough to
+// leave every cache, small enough for two cores. The sweep has the shape that
+// its published reference was run with.
+const (
+	DefaultCheckpoint      = "random:qwen3.5-mini"
+	DefaultSweepCheckpoint = "random:llama-3.2-1b"
+)
+
+// Options are the flags of the suite.
+type Options struct {
+	Backend           string `json:"backend"`
+	Checkpoint        string `json:"checkpoint"` // "" for the default of each test
+	MaxTokens         int    `json:"max_tokens"`
+	PromptLength      int    `json:"prompt_length"`
+	NumConcurrent     []int  `json:"num_concurrent"`
+	WarmupRuns        int    `json:"warmup_runs"` // 0: as specified, see Warmups
+	TestRuns          int    `json:"test_runs"`   // 0: as specified, see Runs
+	MaxBatchSize      int    `json:"max_batch_size"`
+	TokenBudget       int    `json:"token_budget"` // 0: enough for chunks of prompts beside full decode rows
+	Threads           int    `json:"threads"`      // 0: all cores
+	Seed              uint64 `json:"seed"`
+	Results           string `json:"results"`
+	AllowInconclusive bool   `json:"allow_inconclusive"`
+
+	// The sweep and the blocking run.
+	Sizes       []int `json:"sizes"`
+	NewTokens   int   `json:"new_tokens"`
+	BlockSize   int   `json:"block_size"`
+	LongTokens  int   `json:"long_tokens"`
+	ShortTokens int   `json:"short_tokens"`
+
+	given []string // the flags set on the command line
+}
+
+// Register declares the flags, with the specified defaults.
+func (o *Options) Register(fs *flag.FlagSet) {
+	o.NumConcurrent, o.Sizes = []int{2, 4, 8}, []int{1, 2, 4, 8}
+	fs.StringVar(&o.Backend, "backend", "", "backend to measure, `cpu|cuda`; without it the criteria are skipped")
+	fs.StringVar(&o.Checkpoint, "checkpoint", "", "`DIR|random:NAME` to measure (default "+DefaultCheckpoint+", for the sweep "+DefaultSweepCheckpoint+")")
+	fs.IntVar(&o.MaxTokens, "max-tokens", 128, "tokens that each request generates")
+	fs.IntVar(&o.PromptLength, "prompt-length", 32, "tokens of each prompt")
+	fs.Var((*intList)(&o.NumConcurrent), "num-concurrent", "concurrency levels of the throughput criteria")
+	fs.Var(&count{value: &o.WarmupRuns}, "warmup-runs", "warm-up `blocks` (default 3 for latency, 1 for throughput)")
+	fs.Var(&count{value: &o.TestRuns}, "test-runs", "measured `blocks` (default 10 for latency, 3 for throughput; a 95 % bound takes 5)")
+	fs.IntVar(&o.MaxBatchSize, "max-batch-size", 8, "rows of the batch arm")
+	fs.IntVar(&o.TokenBudget, "token-budget", 0, "tokens of one step, 0 for the default")
+	fs.IntVar(&o.Threads, "threads", 0, "threads of the cpu backend, 0 for all cores")
+	fs.Uint64Var(&o.Seed, "seed", 1, "seed of prompts, orders and random weights")
+	fs.StringVar(&o.Results, "results", "results", "`DIR` for results/<UTC time>/, relative to the module's root")
+	fs.BoolVar(&o.AllowInconclusive, "allow-inconclusive", false, "do not fail on the verdict INCONCLUSIVE")
+	fs.Var((*intList)(&o.Sizes), "sizes", "batch sizes of the sweep")
+	fs.IntVar(&o.NewTokens, "new-tokens", 8, "tokens that each row of the sweep generates")
+	fs.IntVar(&o.BlockSize, "block-size", 16, "positions in a KV block")
+	fs.IntVar(&o.LongTokens, "long-tokens", 32, "tokens of the long row of the blocking run")
+	fs.IntVar(&o.ShortTokens, "short-tokens", 4, "tokens of its other rows")
+}
+
+// Given notes which of the suite's flags were set on the command line.
+func (o *Options) Given(fs *flag.FlagSet) {
+	fs.Visit(func(f *flag.Flag) {
+		if !strings.HasPrefix(f.Name, "test.") {
+			o.given = append(o.given, f.Name)
+		}
+	})
+}
+
+// Runs is the number of measured blocks for a family of criteria, and Warmups
+// that of the blocks before them. The defaults are the specified ones.
+func (o *Options) Runs(family string) int    { return orDefault(o.TestRuns, family, 10, 3) }
+func (o *Options) Warmups(family string) int { return orDefault(o.WarmupRuns, family, 3, 1) }
+
+func orDefault(n int, family string, latency, throughput int) int {
+	switch {
+	case n > 0:
+		return n
+	case family == FamilyLatency:
+		return latency
+	}
+	return throughput
+}
+
+// Budget is the tokens of one step.
+func (o *Options) Budget() int {
+	if o.TokenBudget > 0 {
+		return o.TokenBudget
+	}
+	return max(256, o.MaxBatchSize-1+chunkSize)
+}
+
+// chunkSize is the scheduler's default; a step must hold one chunk beside the other rows.
+const chunkSize = 64
+
+// Validate finds every mistake in the flags, before anything is measured.
+func (o *Options) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	least := func(name string, got, want int, why string) {
+		if got < want {
+			bad("-%s %d: want at least %d%s", name, got, want, why)
+		}
+	}
+	switch o.Backend {
+	case "cpu", "cuda":
+	case "":
+		for _, name := range o.given {
+			if name != "seed" {
+				bad("-%s has no effect without -backend cpu|cuda", name)
+			}
+		}
+	default:
+		bad("-backend %q: want cpu or cuda", o.Backend)
+	}
+	if name, random := strings.CutPrefix(o.Checkpoint, "random:"); random && name == "" {
+		bad("-checkpoint random: lacks a name, such as %s", DefaultCheckpoint)
+	}
+	least("max-tokens", o.MaxTokens, 2, ": the first token comes from the prompt, so that a request of one token has no decode step")
+	least("prompt-length", o.PromptLength, 1, "")
+	least("max-batch-size", o.MaxBatchSize, 2, ": a batch arm of one row is the serial arm")
+	if o.TokenBudget != 0 {
+		least("token-budget", o.TokenBudget, o.MaxBatchSize-1+chunkSize,
+			fmt.Sprintf(", a prompt chunk of %d beside %d decode rows", chunkSize, o.MaxBatchSize-1))
+	}
+	least("threads", o.Threads, 0, "")
+	if o.Threads > 0 && o.Backend == "cuda" {
+		bad("-threads %d: the cuda backend has no threads to set", o.Threads)
+	}
+	if o.Results == "" {
+		bad("-results: want a directory")
+	}
+	if len(o.NumConcurrent) == 0 {
+		bad("-num-concurrent: want at least one level, such as 2,4,8")
+	}
+	for i, n := range o.NumConcurrent {
+		switch {
+		case n == 1:
+			bad("-num-concurrent 1: a lone request is measured by TestSingleRequestLatency")
+		case n < 1:
+			bad("-num-concurrent %d: want at least 2", n)
+		case slices.Contains(o.NumConcurrent[:i], n):
+			bad("-num-concurrent: %d stands in it twice", n)
+		}
+	}
+	o.validateSweep(bad, least)
+	return errors.Join(errs...)
+}
+
+func (o *Options) validateSweep(bad func(string, ...any), least func(string, int, int, string)) {
+	if !slices.Contains(o.Sizes, 1) {
+		bad("-sizes %v: size 1 is missing, to which all others are compared", (*intList)(&o.Sizes))
+	}
+	for i, n := range o.Sizes {
+		switch {
+		case n < 1:
+			bad("-sizes %d: want at least 1", n)
+		case slices.Contains(o.Sizes[:i], n):
+			bad("-sizes: %d stands in it twice", n)
+		case i > 0 && n < o.Sizes[i-1]:
+			bad("-sizes %v: want rising sizes", (*intList)(&o.Sizes))
+		}
+	}
+	least("new-tokens", o.NewTokens, 2, ": the first token comes from the prompt, so that one token has no decode step")
+	least("block-size", o.BlockSize, 1, "")
+	least("short-tokens", o.ShortTokens, 1, "")
+	if o.LongTokens <= o.ShortTokens {
+		bad("-long-tokens %d, -short-tokens %d: nothing blocks unless the long row is longer", o.LongTokens, o.ShortTokens)
+	}
+}
+
+// intList is a flag of integers separated by commas.
+type intList []int
+
+func (l *intList) String() string {
+	parts := make([]string, len(*l))
+	for i, n := range *l {
+		parts[i] = strconv.Itoa(n)
+	}
+	return strings.Join(parts, ",")
+}
+
+func (l *intList) Set(s string) error {
+	*l = (*l)[:0:0]
+	for _, part := range strings.Split(s, ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(part))
+		if err != nil {
+			return fmt.Errorf("%q is no integer; want a list such as 2,4,8", part)
+		}
+		*l = append(*l, n)
+	}
+	return nil
+}
+
+// count is a flag of at least one whose default depends on the criterion.
+type count struct{ value *int }
+
+func (c *count) String() string {
+	if c.value == nil || *c.value == 0 {
+		return ""
+	}
+	return strconv.Itoa(*c.value)
+}
+
+func (c *count) Set(s string) error {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return fmt.Errorf("%q is no integer", s)
+	}
+	if n < 1 {
+		return errors.New("want at least 1: without warm-up the first block is charged page faults and allocation, and without blocks there is no evidence")
+	}
+	*c.value = n
+	return nil
+}

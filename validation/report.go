@@ -1,0 +1,112 @@
+package validation
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// Print writes a judgement for people: what came out, then what it rests on.
+func (j *Judgement) Print(w io.Writer) {
+	c := j.Record.Criterion
+	p := func(label, format string, args ...any) {
+		fmt.Fprintf(w, "  %-10s %s\n", label, fmt.Sprintf(format, args...))
+	}
+	fmt.Fprintf(w, "%s: %s (%s)\n", c, j.Verdict, j.Reason)
+	if known(j.Ratio.Median) {
+		p("ratio", "%.3f, median of %d blocks (min %.3f, max %.3f); %s", j.Ratio.Median, len(j.Record.Ratios(ArmBatch)), j.Ratio.Min, j.Ratio.Max, j.boundText())
+		p("target", "%s", j.targetText())
+		p("ceiling", "%s", j.ceilingText())
+		j.Serial.print(p)
+		j.Batch.print(p)
+		p("roofline", "%s", j.rooflineText())
+		p("scheduler", "%s between two steps, %.2f %% of a step (serial arm %s)", humanS(j.Batch.SchedulerCost), 100*j.Batch.SchedulerShare(), humanS(j.Serial.SchedulerCost))
+		p("time", "%s", j.timeText())
+	}
+	if known(j.Control.Median) {
+		p("control", "serial against serial: %.3f (min %.3f, max %.3f)", j.Control.Median, j.Control.Min, j.Control.Max)
+	}
+	for _, problem := range j.Problems {
+		p("problem", "%s", problem)
+	}
+	if j.Hint != "" {
+		p("cause", "%s", j.Hint)
+	}
+}
+
+func (j *Judgement) boundText() string {
+	switch n := len(j.Record.Ratios(ArmBatch)); {
+	case j.HasBound && j.Record.Criterion.Lower():
+		return fmt.Sprintf("95 %% sure to be at most %.3f", j.Bound)
+	case j.HasBound:
+		return fmt.Sprintf("95 %% sure to be at least %.3f", j.Bound)
+	default:
+		return fmt.Sprintf("no 95 %% bound from %d blocks, it takes 5", n)
+	}
+}
+
+func (j *Judgement) targetText() string {
+	c := j.Record.Criterion
+	if c.Target == 0 {
+		return "none at this level"
+	}
+	if gap := j.Gap(); gap >= 0 {
+		return fmt.Sprintf("%s, met by %.3f", c.Rule(), gap)
+	}
+	return fmt.Sprintf("%s, missed by %.3f", c.Rule(), -j.Gap())
+}
+
+func (j *Judgement) ceilingText() string {
+	switch {
+	case j.Record.Criterion.Lower():
+		return "1.00: a lone request gains nothing from batching"
+	case !known(j.Ceiling):
+		return "unknown: bandwidth or model cost not measured"
+	}
+	text := fmt.Sprintf("%.2f on this machine (decode alone %.2f); %.0f %% of it reached", j.Ceiling, j.CeilingDecode, 100*j.Reached())
+	if j.Record.Roofline.PeakFLOPs == 0 {
+		text += "; arithmetic taken to be free, its peak is unknown"
+	}
+	if t := j.Record.Criterion.Target; t > j.Ceiling {
+		text += "; the target is unreachable on this machine"
+	}
+	return text
+}
+
+func (j *Judgement) rooflineText() string {
+	if !known(j.SerialShare) {
+		return "share of the serial arm unknown: bandwidth or model cost not measured"
+	}
+	return fmt.Sprintf("the serial arm reaches %.0f %%: %.0f MB a step in %s, against %.1f GB/s of streaming reads",
+		100*j.SerialShare, j.Record.Roofline.DecodeBytes/1e6, humanS(j.Serial.Gap), j.Bandwidth/1e9)
+}
+
+// timeText says where the batch arm's time went.
+func (j *Judgement) timeText() string {
+	b := &j.Batch
+	return fmt.Sprintf("batch arm: decode %.0f %%, steps with prompt chunks %.0f %%, between steps %.1f %%; steps by rows %s",
+		100*b.DecodeElapsed/b.Elapsed, 100*b.PrefillElapsed/b.Elapsed, 100*b.Overhead()/b.Elapsed, b.histogramText())
+}
+
+func (s *ArmSummary) histogramText() string {
+	rows := make([]int, 0, len(s.Histogram))
+	for r := range s.Histogram {
+		rows = append(rows, r)
+	}
+	slices.Sort(rows)
+	parts := make([]string, len(rows))
+	for i, r := range rows {
+		parts[i] = fmt.Sprintf("%d:%d", r, s.Histogram[r])
+	}
+	return strings.Join(parts, " ")
+}
+
+func (s *ArmSummary) print(p func(label, format string, args ...any)) {
+	p(s.Arm, "%.3g req/s, %.4g tok/s; latency %s; first token %s; decode step %s",
+		s.RequestsPerS, s.TokensPerS, s.Latency.text(), s.TTFT.text(), humanS(s.DecodeStep))
+}
+
+func (s Spread) text() string {
+	return fmt.Sprintf("%s (min %s, max %s)", humanS(s.Avg), humanS(s.Min), humanS(s.Max))
+}

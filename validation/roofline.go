@@ -1,0 +1,87 @@
+package validation
+
+import "math"
+
+// Roofline is what a criterion's work must cost at least, whatever the code:
+// bytes to read and write, and arithmetic. With the machine's measured rates it
+// yields the floor of a step's time, and from two floors the ceiling of a ratio.
+type Roofline struct {
+	DecodeBytes float64 `json:"decode_bytes"` // of one serial decode step, at the mean context
+	Serial      []Work  `json:"serial"`
+	Batch       []Work  `json:"batch"`
+	PeakFLOPs   float64 `json:"peak_flops_per_s"` // measured; 0: unknown, then arithmetic is taken to be free
+}
+
+// Work is a number of like steps.
+type Work struct {
+	Kind  string  `json:"kind"` // "prefill" or "decode"
+	Steps int     `json:"steps"`
+	Rows  int     `json:"rows"`
+	Bytes float64 `json:"bytes"` // of one step
+	FLOPs float64 `json:"flops"` // of one step
+}
+
+// StepCost is the bytes and the arithmetic of a step of rows that each add
+// tokens to a context, drawing one token a row.
+type StepCost func(rows, tokens, context int) (bytes, flops float64)
+
+// NewRoofline lays out the least work of both arms: the serial arm takes the
+// requests one by one, the batch arm in waves as wide as it may be, each with
+// all its prompts in one step.
+func NewRoofline(cost StepCost, requests, promptLength, maxTokens, width int, peakFLOPs float64) *Roofline {
+	wave := func(rows int) []Work {
+		pb, pf := cost(rows, promptLength, promptLength)
+		// A decode step at the mean context stands for all of them: cost is linear in it.
+		db, df := cost(rows, 1, promptLength+maxTokens/2)
+		return []Work{
+			{Kind: "prefill", Steps: 1, Rows: rows, Bytes: pb, FLOPs: pf},
+			{Kind: "decode", Steps: maxTokens - 1, Rows: rows, Bytes: db, FLOPs: df},
+		}
+	}
+	r := &Roofline{PeakFLOPs: peakFLOPs}
+	r.Serial = wave(1)
+	r.DecodeBytes = r.Serial[1].Bytes
+	for i := range r.Serial {
+		r.Serial[i].Steps *= requests
+	}
+	for left := requests; left > 0; left -= width {
+		r.Batch = append(r.Batch, wave(min(left, width))...)
+	}
+	return r
+}
+
+// floor is the least time of some work in seconds; kind "" is all of it.
+func (r *Roofline) floor(work []Work, kind string, bandwidth float64) float64 {
+	total := 0.0
+	for _, w := range work {
+		if kind != "" && w.Kind != kind {
+			continue
+		}
+		t := w.Bytes / bandwidth
+		if r.PeakFLOPs > 0 {
+			t = max(t, w.FLOPs/r.PeakFLOPs)
+		}
+		total += float64(w.Steps) * t
+	}
+	return total
+}
+
+// Ceiling is the best throughput ratio that the roofline allows, with prefill
+// and, beside it, of decode alone. NaN without a bandwidth.
+func (r *Roofline) Ceiling(bandwidth float64) (all, decode float64) {
+	if r == nil || !(bandwidth > 0) {
+		return math.NaN(), math.NaN()
+	}
+	all = r.floor(r.Serial, "", bandwidth) / r.floor(r.Batch, "", bandwidth)
+	decode = r.floor(r.Serial, "decode", bandwidth) / r.floor(r.Batch, "decode", bandwidth)
+	return all, decode
+}
+
+// Share is the part of the memory roofline that decode steps of the given time
+// reach: the bytes that must move, over the time, over the streaming bandwidth.
+func (r *Roofline) Share(step, bandwidth float64) float64 {
+	if r == nil || !(bandwidth > 0) {
+		return math.NaN()
+	}
+	return r.DecodeBytes / step / bandwidth
+}

@@ -1,0 +1,138 @@
+package validation
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// number is what a spread can be taken of.
+type number interface{ ~int64 | ~float64 }
+
+// Spread sums up samples.
+type Spread struct{ Avg, Median, Min, Max float64 }
+
+func spread[T number](xs []T) Spread {
+	if len(xs) == 0 {
+		nan := math.NaN()
+		return Spread{nan, nan, nan, nan}
+	}
+	sum := 0.0
+	for _, x := range xs {
+		sum += float64(x)
+	}
+	return Spread{Avg: sum / float64(len(xs)), Median: median(xs), Min: float64(slices.Min(xs)), Max: float64(slices.Max(xs))}
+}
+
+// median is the middle value, or the mean of the two middle ones; NaN of none.
+func median[T number](xs []T) float64 {
+	if len(xs) == 0 {
+		return math.NaN()
+	}
+	s := slices.Clone(xs)
+	slices.Sort(s)
+	mid := len(s) / 2
+	hi := float64(s[mid])
+	if len(s)%2 == 1 {
+		return hi
+	}
+	return (float64(s[mid-1]) + hi) / 2
+}
+
+// ArmSummary sums up one arm over all blocks of a record.
+type ArmSummary struct {
+	Arm            string
+	Latency, TTFT  Spread // of a request, seconds, waiting included
+	RequestsPerS   float64
+	TokensPerS     float64
+	Gap            float64 // median time between two tokens of a request, seconds
+	Steps          int
+	Histogram      map[int]int // steps by number of rows
+	MeanRows       float64     // of the steps without prompt chunks
+	DecodeStep     float64     // median step without prompt chunks, seconds
+	Elapsed        float64     // all seconds of the arm
+	PrefillElapsed float64     // steps with prompt chunks
+	DecodeElapsed  float64     // the other steps
+	DecodeSteps    int
+	SchedulerCost  float64 // median time between two steps, seconds
+}
+
+// Overhead is the time that no step accounts for.
+func (s *ArmSummary) Overhead() float64 { return s.Elapsed - s.PrefillElapsed - s.DecodeElapsed }
+
+// SchedulerShare is the median time between two steps over the median step.
+func (s *ArmSummary) SchedulerShare() float64 { return s.SchedulerCost / s.DecodeStep }
+
+// Summarise sums up an arm of a record.
+func Summarise(rec *Record, arm string) ArmSummary {
+	s := ArmSummary{Arm: arm, Histogram: make(map[int]int)}
+	var latency, ttft, gaps, decode, between []float64
+	requests, tokens, decodeRows := 0, 0, 0
+	for i := range rec.Blocks {
+		run := rec.Blocks[i].Run(arm)
+		if run == nil {
+			continue
+		}
+		s.Elapsed += seconds(run.ElapsedNS)
+		for j := range run.Requests {
+			r := &run.Requests[j]
+			requests++
+			tokens += r.Count
+			latency = append(latency, seconds(r.FinishedNS-r.SubmittedNS))
+			for k, at := range r.TokenNS {
+				if k == 0 {
+					ttft = append(ttft, seconds(at-r.SubmittedNS))
+				} else {
+					gaps = append(gaps, seconds(at-r.TokenNS[k-1]))
+				}
+			}
+		}
+		log := &run.Steps
+		for k := range log.Len() {
+			s.Steps++
+			s.Histogram[log.Rows[k]]++
+			d := seconds(log.DurationNS[k])
+			if log.PromptRows[k] > 0 {
+				s.PrefillElapsed += d
+			} else {
+				s.DecodeElapsed += d
+				s.DecodeSteps++
+				decodeRows += log.Rows[k]
+				decode = append(decode, d)
+			}
+			if k > 0 {
+				between = append(between, seconds(log.BeginNS[k]-log.BeginNS[k-1]-log.DurationNS[k-1]))
+			}
+		}
+	}
+	s.Latency, s.TTFT = spread(latency), spread(ttft)
+	s.RequestsPerS, s.TokensPerS = float64(requests)/s.Elapsed, float64(tokens)/s.Elapsed
+	s.Gap, s.DecodeStep, s.SchedulerCost = median(gaps), median(decode), median(between)
+	s.MeanRows = float64(decodeRows) / float64(s.DecodeSteps)
+	return s
+}
+
+func seconds(ns int64) float64 { return time.Duration(ns).Seconds() }
+
+// human prints a duration with three digits, which is all that a measurement holds.
+func human(d time.Duration) string {
+	switch {
+	case d >= time.Minute:
+		return d.Round(time.Second).String()
+	case d >= time.Second:
+		return fmt.Sprintf("%.3g s", d.Seconds())
+	case d >= time.Millisecond:
+		return fmt.Sprintf("%.3g ms", float64(d)/1e6)
+	default:
+		return fmt.Sprintf("%.3g µs", float64(d)/1e3)
+	}
+}
+
+// humanS is human for seconds, and says so when there are none.
+func humanS(s float64) string {
+	if math.IsNaN(s) || math.IsInf(s, 0) {
+		return "unknown"
+	}
+	return human(time.Duration(s * 1e9))
+}
