@@ -1,0 +1,44 @@
+package cpu
+
+import "unsafe"
+
+// kernels are the inner loops in one instruction set. All sets compute the
+// same bits.
+type kernels struct {
+	rows int // at most so many rows share a pass over a panel
+
+	// tile accumulates acc[r][o] += Σ x[i][r]·w[i][o] over pairs of inputs, for
+	// 32 outputs and rows+1 rows: tile[0] is for one row. acc is [rows][32], x
+	// is [inputs][rows], w points into a panel.
+	tileBF16, tileF32 [maxTileRows]func(acc *float32, w unsafe.Pointer, x *float32, pairs int)
+
+	// Vectors of any length n.
+	dot    func(x, y *float32, n int) float32               // see dotGeneric for its order
+	axpy   func(dst *float32, a float32, x *float32, n int) // dst += a·x
+	add    func(dst, x *float32, n int)                     // dst += x
+	scale  func(dst, x, w *float32, n int, a, b float32)    // dst = (x·a)·(w+b)
+	exp    func(dst, x *float32, n int)                     // within 2 ulp
+	silu   func(dst, x *float32, n int)                     // dst = x/(1+e⁻ˣ)
+	swiglu func(dst, gate, up *float32, n int)              // dst = silu(gate)·up
+	// scan finds the largest value; it is NaN if any value is NaN.
+	scan func(x *float32, n int) float32
+	// index is the first place of a value, or −1.
+	index func(x *float32, n int, v float32) int
+}
+
+const maxTileRows = 12
+
+var generic = &kernels{
+	rows:     4,
+	tileBF16: tilesGeneric(tileBF16Generic),
+	tileF32:  tilesGeneric(tileF32Generic),
+	dot:      dotGeneric,
+	axpy:     axpyGeneric,
+	add:      addGeneric,
+	scale:    scaleGeneric,
+	exp:      expGeneric,
+	silu:     siluGeneric,
+	swiglu:   swigluGeneric,
+	scan:     scanGeneric,
+	index:    indexGeneric,
+}

@@ -1,0 +1,200 @@
+package cpu
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/batchproof/batchproof/engine/backend"
+)
+
+const (
+	blockPairs   = 128  // pairs of inputs in a block: 16 KB of bf16 weights, which stay in L1 for all rows
+	chunkRows    = 512  // rows that one pass over the weights serves: 512 KB of a block's inputs, in L2
+	chunkPanels  = 4    // panels that share the inputs of a block
+	ownRowFloats = 8192 // up to so many inputs each worker packs for itself
+	tileFloats   = chunkPanels * chunkRows * panelOutputs
+	fitsBytes    = 512 << 10
+)
+
+// linearTask is one product with its norm and epilogue.
+//
+// The rows are cut into groups of nearly equal size, as many as a kernel
+// takes at once, and each group is packed [inputs][rows]. A single group makes
+// one pass over each panel. Several groups take turns on a block of a panel
+// that is in cache, and their accumulators go to memory between the blocks,
+// which changes no bit.
+type linearTask struct {
+	b      *Backend
+	dst    *buffer
+	src    *buffer
+	n      int
+	m      *matrix
+	epi    backend.Epilogue
+	normed bool
+	weight []float32
+	offset float32
+	eps    float32
+	groups int
+	padded int // inputs, rounded up to a pair
+}
+
+// Linear multiplies; see linearTask.
+func (b *Backend) Linear(dst, src backend.Buffer, n int, w backend.Matrix, opt backend.LinearOptions) {
+	t := &b.linear
+	t.dst, t.src, t.n, t.m, t.epi = dst.(*buffer), src.(*buffer), n, w.(*matrix), opt.Epilogue
+	m := t.m
+	if t.dst == t.src || n < 0 || n > t.src.tokens || n > t.dst.tokens || t.src.width < m.inputs || t.dst.width < m.outputs {
+		panic(fmt.Sprintf("cpu: linear %d → %d over %d tokens from %d × %d into %d × %d",
+			m.inputs, m.outputs, n, t.src.tokens, t.src.width, t.dst.tokens, t.dst.width))
+	}
+	if (t.epi == backend.SwiGLU) != (m.form == backend.GateUp) {
+		panic("cpu: SwiGLU and GateUp go together")
+	}
+	if t.normed = opt.Norm != nil; t.normed {
+		t.weight, t.offset, t.eps = opt.Norm.Weight.(vector), opt.Norm.Offset, opt.Norm.Eps
+		if len(t.weight) != m.inputs {
+			panic(fmt.Sprintf("cpu: a norm of %d before %d inputs", len(t.weight), m.inputs))
+		}
+	}
+	if n == 0 {
+		return
+	}
+	t.groups = (n + b.kernels.rows - 1) / b.kernels.rows
+	t.padded = 2 * m.pairs
+	b.pool.run(t)
+}
+
+// group is the rows [lo, hi) of a group.
+func (t *linearTask) group(g int) (lo, hi int) { return g * t.n / t.groups, (g + 1) * t.n / t.groups }
+
+func (t *linearTask) work(worker int) {
+	x := t.pack(worker)
+	kernels := &t.b.kernels.tileF32
+	if t.m.dtype == backend.BF16 {
+		kernels = &t.b.kernels.tileBF16
+	}
+	lo, hi := t.b.pool.part(worker, t.m.panels)
+	perChunk := chunkRows / t.b.kernels.rows
+	for g0 := 0; g0 < t.groups; g0 += perChunk {
+		g1 := min(g0+perChunk, t.groups)
+		first, _ := t.group(g0)
+		_, last := t.group(g1 - 1)
+		rows := last - first
+		block, panels := blockPairs, chunkPanels
+		if g1-g0 == 1 {
+			block = t.m.pairs
+		}
+		if rows*t.padded*4 <= fitsBytes {
+			panels = 1 // all inputs stay in L2
+		}
+		for p0 := lo; p0 < hi; p0 += panels {
+			p1 := min(p0+panels, hi)
+			tiles := t.b.tiles[worker][:(p1-p0)*rows*panelOutputs]
+			clear(tiles)
+			for pair := 0; pair < t.m.pairs; pair += block {
+				pairs := min(block, t.m.pairs-pair)
+				for p := p0; p < p1; p++ {
+					w := t.m.panel(p, pair)
+					for g := g0; g < g1; g++ {
+						r0, r1 := t.group(g)
+						acc := &tiles[((p-p0)*rows+r0-first)*panelOutputs]
+						kernels[r1-r0-1](acc, w, &x[r0*t.padded+2*pair*(r1-r0)], pairs)
+					}
+				}
+			}
+			for p := p0; p < p1; p++ {
+				t.finish(p, first, tiles[(p-p0)*rows*panelOutputs:][:rows*panelOutputs])
+			}
+		}
+	}
+}
+
+// finish runs the epilogue over what a panel yielded for the rows from first on.
+func (t *linearTask) finish(panel, first int, tiles []float32) {
+	k := t.b.kernels
+	width := t.m.width()
+	column := panel * width
+	n := min(width, t.m.outputs-column)
+	for row := first; len(tiles) > 0; row++ {
+		dst := t.dst.x[row*t.dst.width+column:][:n]
+		switch t.epi {
+		case backend.Store:
+			copy(dst, tiles)
+		case backend.Add:
+			k.add(&dst[0], &tiles[0], n)
+		case backend.SwiGLU:
+			k.swiglu(&dst[0], &tiles[0], &tiles[panelOutputs/2], n)
+		}
+		tiles = tiles[panelOutputs:]
+	}
+}
+
+// pack normalises the inputs and lays them out for the kernels: group after
+// group, each [inputs][rows].
+func (t *linearTask) pack(worker int) []float32 {
+	if t.n == 1 && !t.normed && t.padded == t.m.inputs {
+		return t.src.x
+	}
+	if t.n*t.padded <= ownRowFloats { // sooner done than a barrier is passed
+		x := t.b.packedRows[worker]
+		for g := range t.groups {
+			t.packGroup(x, g, 0, t.padded)
+		}
+		return x
+	}
+	x := t.b.packed
+	if t.groups >= t.b.pool.workers {
+		lo, hi := t.b.pool.part(worker, t.groups)
+		for g := lo; g < hi; g++ {
+			t.packGroup(x, g, 0, t.padded)
+		}
+	} else { // all workers share each group; every one sums the squares for itself
+		const line = 16
+		lo, hi := t.b.pool.part(worker, (t.padded+line-1)/line)
+		for g := range t.groups {
+			t.packGroup(x, g, lo*line, min(hi*line, t.padded))
+		}
+	}
+	t.b.pool.barrier(worker)
+	return x
+}
+
+// packGroup packs the inputs [lo, hi) of a group.
+func (t *linearTask) packGroup(x []float32, g, lo, hi int) {
+	r0, r1 := t.group(g)
+	rows := r1 - r0
+	dst := x[r0*t.padded:][:rows*t.padded]
+	end := min(hi, t.m.inputs)
+	for r := range rows {
+		src := t.src.x[(r0+r)*t.src.width:][:t.m.inputs]
+		inv := float32(1)
+		if t.normed {
+			inv = t.inverse(src)
+		}
+		switch {
+		case rows == 1 && t.normed && lo < end:
+			t.b.kernels.scale(&dst[lo], &src[lo], &t.weight[lo], end-lo, inv, t.offset)
+		case rows == 1 && lo < end:
+			copy(dst[lo:end], src[lo:end])
+		case t.normed:
+			d := dst[lo*rows:]
+			for i := lo; i < end; i++ {
+				d[(i-lo)*rows+r] = float32(src[i]*inv) * float32(t.weight[i]+t.offset)
+			}
+		default:
+			d := dst[lo*rows:]
+			for i := lo; i < end; i++ {
+				d[(i-lo)*rows+r] = src[i]
+			}
+		}
+		if hi > t.m.inputs {
+			dst[t.m.inputs*rows+r] = 0
+		}
+	}
+}
+
+// inverse is 1/√(mean(x²)+eps).
+func (t *linearTask) inverse(x []float32) float32 {
+	sum := t.b.kernels.dot(&x[0], &x[0], len(x))
+	return float32(1 / math.Sqrt(float64(sum)/float64(len(x))+float64(t.eps)))
+}
