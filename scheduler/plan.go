@@ -263,27 +263,26 @@ func (p *planner) planStatic() {
 // startStatic admits as many of the waiting as fit together. Every row is
 // computed as often as the longest, and claims the KV blocks for that at once.
 func (p *planner) startStatic() {
-	longest, prompt := 0, 0
+	longest, prompt, claimed := 0, 0, 0
 	for p.waiting.len() > 0 && len(p.running) < p.maxRows {
 		j := p.waiting.first()
-		l, m := max(longest, j.req.MaxTokens), max(prompt, len(j.req.Prompt))
-		claim := blocksFor(len(j.req.Prompt)+l-1, p.blockSize)
-		claimed := p.claimed + claim
+		l, n := max(longest, j.req.MaxTokens), max(prompt, len(j.req.Prompt))
 		if l > longest {
-			claimed = claim
+			claimed = 0
 			for _, r := range p.running {
 				claimed += blocksFor(len(r.req.Prompt)+l-1, p.blockSize)
 			}
 		}
-		if len(p.running) > 0 && (claimed > p.blocks || m+l > p.maxContext) {
-			return
+		claimed += blocksFor(len(j.req.Prompt)+l-1, p.blockSize)
+		if len(p.running) > 0 && (claimed > p.blocks || n+l > p.maxContext) {
+			break
 		}
-		longest, prompt = l, m
-		p.start(p.waiting.pop(), claim)
-		p.claimed = claimed
+		longest, prompt = l, n
+		p.start(p.waiting.pop(), 0)
 	}
 	for _, j := range p.running {
 		j.claim = blocksFor(len(j.req.Prompt)+longest-1, p.blockSize)
+		p.claimed += j.claim
 	}
 }
 

@@ -93,19 +93,7 @@ func (m *machine) check() error {
 
 // alone gives the tokens of each request when it has an engine to itself.
 func alone(t testing.TB, lim engine.Limits, rs ...Request) [][]int32 {
-	t.Helper()
-	_, eng := testutil.NewVirtual(testutil.Cost{}, lim)
-	s := checked(t, eng, Config{Policy: Serial})
-	defer s.Abort()
-	var all [][]int32
-	for _, r := range rs {
-		ticket, err := s.Submit(t.Context(), r)
-		require.NoError(t, err)
-		res, err := ticket.Wait()
-		require.NoError(t, err)
-		all = append(all, res.Tokens)
-	}
-	return all
+	return aloneAll(t, Config{}, lim, rs)
 }
 
 func free(t testing.TB, eng *engine.Engine) {
