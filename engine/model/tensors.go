@@ -8,6 +8,9 @@ import (
 	"github.com/batchproof/batchproof/engine/weights"
 )
 
+// headName is the LM head, outside the decoder's prefix.
+const headName = "lm_head.weight"
+
 // Tensors lists the tensors that the model reads, in the order of its layers.
 //
 // The ranges for random values keep the variance of what flows through: a
@@ -66,7 +69,7 @@ func (c *Config) Tensors() []weights.Spec {
 	}
 	norm(c.Prefix+"norm.weight", c.Hidden)
 	if !c.Tied {
-		linear("lm_head.weight", c.Vocab, c.Hidden)
+		linear(headName, c.Vocab, c.Hidden)
 	}
 	return specs
 }
