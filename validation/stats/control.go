@@ -3,7 +3,6 @@ package stats
 import (
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 )
@@ -98,14 +97,12 @@ func kendallP(n, s int) float64 {
 // Medians, because one late page fault in a window says nothing. Steps is the
 // number of times used up, or 0 when the check fails.
 func Warm(times []float64, window int, tolerance float64) (steps int, c Check) {
-	c = Check{Name: "warm", Value: math.Inf(1), Limit: 1 + tolerance}
+	c = Check{Name: "warm", Limit: 1 + tolerance}
 	if window < 1 || !(tolerance > 0) {
-		c.Value = 0
 		c.Reason = fmt.Sprintf("the warm-up rule needs a window of at least 1 step and a positive tolerance, not %d and %v", window, tolerance)
 		return 0, c
 	}
 	if err := checkSamples("step time", times); err != nil {
-		c.Value = 0
 		c.Reason = err.Error()
 		return 0, c
 	}
@@ -124,7 +121,6 @@ func Warm(times []float64, window int, tolerance float64) (steps int, c Check) {
 		}
 	}
 	if len(medians) < 3 {
-		c.Value = 0 // keeps the record finite; OK is false
 		c.Reason = fmt.Sprintf("%d steps are too few to judge the warm-up: three windows of %d are needed", len(times), window)
 		return 0, c
 	}

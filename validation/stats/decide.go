@@ -213,13 +213,13 @@ const maxMore = 1000
 // moreBlocks estimates how many blocks beyond measured would decide, with
 // probability likely, if the leading side kept its share. heads of the n blocks
 // at the last look lie on that side; the share is shrunk towards one half, as
-// (heads+1)/(n+2), so that a lucky start does not promise too much. When the
+// (heads+½)/(n+1), so that a lucky start does not promise too much. When the
 // plan ends before, it is the length of a fresh session, less what was measured.
 func moreBlocks(heads, n, measured int, plan Plan) int {
-	p := float64(heads+1) / float64(n+2)
+	p := (float64(heads) + 0.5) / float64(n+1)
 	sum := 0.0
 	for i, hit := range walk(n, heads, p, plan.Looks, plan.Ranks) {
-		if sum += hit; sum >= likely && plan.Looks[i] > measured {
+		if sum += hit; sum >= likely {
 			return plan.Looks[i] - measured
 		}
 	}

@@ -26,7 +26,7 @@
 // # When the verdict may be read
 //
 // Reading that bound after every block until it clears the target is wrong
-// more often than 5 %: with looks after 6, 8, … 24 blocks, 10.6 % instead of
+// more often than 5 %: with looks after 6, 8, … 24 blocks, 8.9 % instead of
 // 5 %. A [Plan] therefore fixes the looks before the first block, and its ranks
 // are chosen so that the bound holds at all looks at once. The ranks are those
 // of the plain bound at one stricter nominal level, the same at each look, and
@@ -55,7 +55,7 @@
 //	2 %       6.2  1.00             8  1.00       24  1.00        8.2  1.00
 //	3 %       7.5  1.00             8  0.94       24  1.00        9.8  1.00
 //	4 %       9.8  0.99             8  0.78       24  1.00       12.5  0.99
-//	5 %      12.4  0.93             8  0.61       24  0.97       15.8  0.93
+//	5 %      12.4  0.94             8  0.61       24  0.97       15.8  0.93
 //
 // (TestPlanAgainstAlternatives recomputes this table.) Looks cost nothing on a
 // quiet machine and save the day on a noisy one. The e-process needs no
