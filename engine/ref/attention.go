@@ -87,51 +87,51 @@ func (b *Backend) Attention(dst, qkv backend.Buffer, a *backend.Attention, cache
 
 	// Keys are normed (1.5.2), rotated (1.5.3) and cached, values are cached raw
 	// (1.5.4): the whole step, before any of its queries.
-	b.tokens(func(row *backend.Row, t, pos int) {
-		check(pos/c.spec.BlockSize < len(row.Blocks), "position %d in %d KV blocks", pos, len(row.Blocks))
+	for t, p := range b.places {
+		check(p.position/c.spec.BlockSize < len(p.row.Blocks), "position %d in %d KV blocks", p.position, len(p.row.Blocks))
 		for h := range a.KVHeads {
-			key, value := c.at(a.Layer, row.Blocks, pos, h)
+			key, value := c.at(a.Layer, p.row.Blocks, p.position, h)
 			k := norm(in.row(t)[kStart+h*hd:][:hd], a.KNorm)
-			r.rotate(k, pos)
+			r.rotate(k, p.position)
 			v := in.row(t)[vStart+h*hd:][:hd]
 			for i := range hd {
 				key[i], value[i] = c.stored(float32(k[i])), c.stored(v[i])
 			}
 		}
-	})
+	}
 
-	b.tokens(func(row *backend.Row, t, pos int) {
-		parallel(a.Heads, func(h int) {
-			q := norm(in.row(t)[h*qStride:][:hd], a.QNorm)
-			r.rotate(q, pos)
+	parallel(len(b.places)*a.Heads, func(i int) {
+		t, h := i/a.Heads, i%a.Heads
+		blocks, position := b.places[t].row.Blocks, b.places[t].position
+		q := norm(in.row(t)[h*qStride:][:hd], a.QNorm)
+		r.rotate(q, position)
 
-			// Causal softmax of scale·q·k over positions 0 … pos (1.5.4).
-			p := make([]float64, pos+1)
-			largest := math.Inf(-1)
-			for j := range p {
-				key, _ := c.at(a.Layer, row.Blocks, j, h/group)
-				p[j] = float64(a.Scale) * dot(key, q)
-				largest = math.Max(largest, p[j])
-			}
-			var sum float64
-			for j := range p {
-				p[j] = math.Exp(p[j] - largest)
-				sum += p[j]
-			}
-			out := make([]float64, hd)
-			for j := range p {
-				_, value := c.at(a.Layer, row.Blocks, j, h/group)
-				for i := range out {
-					out[i] += p[j] / sum * float64(value[i])
-				}
-			}
-
+		// Causal softmax of scale·q·k over all positions so far (1.5.4).
+		p := make([]float64, position+1)
+		largest := math.Inf(-1)
+		for j := range p {
+			key, _ := c.at(a.Layer, blocks, j, h/group)
+			p[j] = float64(a.Scale) * dot(key, q)
+			largest = math.Max(largest, p[j])
+		}
+		var sum float64
+		for j := range p {
+			p[j] = math.Exp(p[j] - largest)
+			sum += p[j]
+		}
+		out := make([]float64, hd)
+		for j := range p {
+			_, value := c.at(a.Layer, blocks, j, h/group)
 			for i := range out {
-				if a.Gated { // (1.5.5); o_proj is the next op
-					out[i] *= sigmoid(float64(in.row(t)[h*qStride+hd+i]))
-				}
-				d.row(t)[h*hd+i] = float32(out[i])
+				out[i] += p[j] / sum * float64(value[i])
 			}
-		})
+		}
+
+		for i := range out {
+			if a.Gated { // (1.5.5); o_proj is the next op
+				out[i] *= sigmoid(float64(in.row(t)[h*qStride+hd+i]))
+			}
+			d.row(t)[h*hd+i] = float32(out[i])
+		}
 	})
 }

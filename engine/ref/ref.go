@@ -23,7 +23,14 @@ import (
 // Backend computes in float64. The zero value is not ready, use [New].
 type Backend struct {
 	step    *backend.Step
+	places  []place // of each token of the step
 	sampler backend.Sampler
+}
+
+// place says where a token stands.
+type place struct {
+	row      *backend.Row
+	position int
 }
 
 var _ backend.Backend = (*Backend)(nil)
@@ -136,13 +143,15 @@ func nans(n int) []float32 {
 
 // Begin keeps the layout for the ops that follow.
 func (b *Backend) Begin(step *backend.Step) {
-	n := 0
-	for i, r := range step.Rows {
-		check(r.First == n && r.Count > 0 && r.Start >= 0, "row %d at token %d, %d tokens, want it at %d", i, r.First, r.Count, n)
-		n += r.Count
+	b.step, b.places = step, b.places[:0]
+	for i := range step.Rows {
+		r := &step.Rows[i]
+		check(r.First == len(b.places) && r.Count > 0 && r.Start >= 0, "row %d of %d tokens begins at token %d, want %d", i, r.Count, r.First, len(b.places))
+		for j := range r.Count {
+			b.places = append(b.places, place{r, r.Start + j})
+		}
 	}
-	check(n == len(step.Tokens), "rows cover %d of %d tokens", n, len(step.Tokens))
-	b.step = step
+	check(len(b.places) == len(step.Tokens), "rows cover %d of %d tokens", len(b.places), len(step.Tokens))
 }
 
 // Embed looks rows up.
@@ -181,16 +190,6 @@ func (b *Backend) Read(dst []float32, src backend.Buffer, token int) error {
 	check(len(dst) <= src.Width(), "read %d of %d columns", len(dst), src.Width())
 	copy(dst, src.(*buffer).row(token))
 	return nil
-}
-
-// tokens calls f for every token of the step, in order.
-func (b *Backend) tokens(f func(row *backend.Row, token, position int)) {
-	for i := range b.step.Rows {
-		r := &b.step.Rows[i]
-		for j := range r.Count {
-			f(r, r.First+j, r.Start+j)
-		}
-	}
 }
 
 // norm is x · rsqrt(mean(x²)+eps) · (offset+w) (facts: 1.4, 2). A nil norm
