@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -44,22 +45,23 @@ func drawConfig(t *rapid.T) (Config, engine.Limits) {
 	}, lim
 }
 
-func drawHistory(t *rapid.T) history {
-	ms := func(name string, most int) time.Duration {
-		return time.Duration(rapid.IntRange(0, most).Draw(t, name)) * time.Millisecond
-	}
+// randomHistory is made from a seed, not drawn, so that a failure prints in a line.
+func randomHistory(r *rand.Rand) history {
 	h := history{
 		Request: Request{
-			Prompt:    rapid.SliceOfN(rapid.Int32Range(0, 39), 1, 48).Draw(t, "prompt"),
-			MaxTokens: rapid.IntRange(1, 48).Draw(t, "max tokens"),
+			Prompt:    make([]int32, 1+r.IntN(48)),
+			MaxTokens: 1 + r.IntN(48),
 			EOS:       []int32{7},
-			IgnoreEOS: rapid.Bool().Draw(t, "ignore EOS"),
-			Stream:    rapid.Bool().Draw(t, "stream"),
+			IgnoreEOS: r.IntN(2) == 0,
+			Stream:    r.IntN(2) == 0,
 		},
-		SubmitAfter: ms("submit after", 2000),
+		SubmitAfter: time.Duration(r.IntN(2000)) * time.Millisecond,
 	}
-	if rapid.IntRange(0, 2).Draw(t, "cancel") == 0 {
-		h.CancelAfter = 1 + ms("cancel after", 1000)
+	for i := range h.Request.Prompt {
+		h.Request.Prompt[i] = r.Int32N(40)
+	}
+	if r.IntN(3) == 0 {
+		h.CancelAfter = time.Duration(1 + r.IntN(int(time.Second)))
 	}
 	return h
 }
@@ -167,12 +169,16 @@ func TestRandomHistories(t *testing.T) {
 	var total Metrics
 	rapid.Check(t, func(rt *rapid.T) {
 		cfg, lim := drawConfig(rt)
-		hs := rapid.SliceOfN(rapid.Custom(drawHistory), 200, 200).Draw(rt, "histories")
+		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 0))
+		hs := make([]history, 200)
+		for i := range hs {
+			hs[i] = randomHistory(r)
+		}
 		var faults map[int]testutil.Fault
 		if rapid.Bool().Draw(rt, "faults") {
 			faults = map[int]testutil.Fault{}
 			for range 5 {
-				n := rapid.IntRange(1, 400).Draw(rt, "fault at")
+				n := 1 + r.IntN(400)
 				faults[n] = testutil.Fault{Err: errors.New("injected"), Slow: time.Duration(n) * time.Millisecond}
 				if n%2 == 0 {
 					faults[n] = testutil.Fault{Panic: "injected"}

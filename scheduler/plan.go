@@ -155,15 +155,15 @@ func (p *planner) plan() {
 		}
 	}
 	for _, j := range p.running {
-		if !j.decoding() {
-			p.prefill(j)
+		if !j.decoding() && !p.prefill(j) {
+			return // first come, first served: nobody overtakes
 		}
 	}
 	for p.waiting.len() > 0 && len(p.running) < p.maxRows {
 		j := p.waiting.first()
 		claim := blocksFor(len(j.req.Prompt)+len(j.out), p.blockSize)
 		if !p.fits(claim) || p.chunkEnd(j) > p.left {
-			return // first come, first served: nobody overtakes
+			return
 		}
 		p.start(p.waiting.pop(), claim)
 		p.prefill(j)
@@ -248,8 +248,8 @@ func (p *planner) planStatic() {
 		p.startStatic()
 	}
 	for _, j := range p.running {
-		if !j.decoding() {
-			p.prefill(j)
+		if !j.decoding() && !p.prefill(j) {
+			break
 		}
 	}
 	if len(p.rows) > 0 {

@@ -3,6 +3,7 @@ package scheduler
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -17,7 +18,10 @@ import (
 	"github.com/batchproof/batchproof/testutil"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	flag.Set("rapid.nofailfile", "true") // the seed it prints says it all
+	goleak.VerifyTestMain(m)
+}
 
 // policies are all that there are; what must hold for one must hold for each.
 var policies = []Policy{Serial, Static, Continuous}
