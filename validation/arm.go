@@ -21,7 +21,8 @@ type Arm struct {
 type ArmOutcome struct {
 	Begin, End time.Time
 	Requests   []RequestOutcome
-	Steps      []Step // what the meter saw
+	Steps      []Step        // what the meter saw
+	PlanTime   time.Duration // what the scheduler says that it took between steps
 }
 
 // RequestOutcome is what one request came to.
@@ -38,7 +39,7 @@ func (o *ArmOutcome) record(arm string, requests []scheduler.Request) ArmRun {
 		}
 		return int64(t.Sub(o.Begin))
 	}
-	run := ArmRun{Arm: arm, ElapsedNS: since(o.End), Requests: make([]RequestRun, len(o.Requests))}
+	run := ArmRun{Arm: arm, ElapsedNS: since(o.End), Requests: make([]RequestRun, len(o.Requests)), PlanNS: int64(o.PlanTime)}
 	for i := range o.Requests {
 		r := &o.Requests[i]
 		kept := RequestRun{

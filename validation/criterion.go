@@ -74,14 +74,6 @@ func (c Criterion) Rule() string {
 	return fmt.Sprintf("≥ %.2f", c.Target)
 }
 
-// Meets says whether a ratio clears the target; NaN never does.
-func (c Criterion) Meets(ratio float64) bool {
-	if c.Lower() {
-		return ratio <= c.Target
-	}
-	return ratio >= c.Target
-}
-
 // Ratio is what one block yields for an arm against the reference arm: batch ÷
 // serial of the latency, or of the requests per second. Both arms ran the same
 // requests, so the second is the inverse ratio of their times.

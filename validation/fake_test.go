@@ -102,7 +102,7 @@ func newFakeExperiment(t *testing.T, c Criterion, blocks int) *fakeExperiment {
 	f.Experiment = Experiment{
 		Criterion: c, Arms: []Arm{f.serial.arm(), f.batch.arm()},
 		Prompts: NewPrompts(1, c.String(), 4, 1000, nil), PromptLength: 4, MaxTokens: 11, MaxBatchSize: 8,
-		Warmups: 1, Blocks: blocks, Seed: 1, Now: clock.now,
+		Warmups: 1, Runs: blocks, Seed: 1, Now: clock.now,
 		Log:  func(format string, args ...any) { f.log = append(f.log, fmt.Sprintf(format, args...)) },
 		Keep: func(*Record) { f.kept++ },
 	}

@@ -1,28 +1,18 @@
 package validation
 
 import (
-	"fmt"
 	"math"
-)
 
-// Verdict is the answer to a criterion.
-type Verdict string
-
-const (
-	Pass         Verdict = "PASS"
-	Fail         Verdict = "FAIL"
-	Inconclusive Verdict = "INCONCLUSIVE" // the evidence is sound and does not decide
-	Invalid      Verdict = "INVALID"      // the evidence may not be used
-	Measured     Verdict = "MEASURED"     // sound, and there is no rule
+	"github.com/batchproof/batchproof/validation/stats"
 )
 
 // Judgement is a verdict with all that it rests on. It is a function of the
 // record alone, so recorded samples can be judged again.
 type Judgement struct {
-	Record  *Record
-	Verdict Verdict
-	Reason  string // one sentence
-	Decision
+	Record   *Record
+	Verdict  Verdict
+	Reason   string         // one sentence
+	Decision stats.Decision // what the ratios alone say
 	Problems []Problem
 
 	Ratio         Spread // over the blocks
@@ -32,8 +22,9 @@ type Judgement struct {
 	SerialShare   float64 // of the memory roofline
 	Serial        ArmSummary
 	Batch         ArmSummary
-	Control       Spread // ratio of the control arm, if there was one
-	Hint          string // on FAIL: the likely cause, and what to do
+	Control       Spread         // ratio of the control arm, if there was one
+	ControlCheck  stats.Decision // on it
+	Hint          string         // on FAIL: the likely cause, and what to do
 }
 
 // Judge comes to a verdict.
@@ -51,24 +42,25 @@ func Judge(rec *Record) *Judgement {
 			bandwidths = append(bandwidths, b)
 		}
 	}
-	j.Bandwidth = median(bandwidths)
+	j.Bandwidth = stats.Median(bandwidths)
 	j.SerialShare = rec.Roofline.Share(j.Serial.Gap, j.Bandwidth)
 	j.Ceiling, j.CeilingDecode = 1, 1
 	if !rec.Criterion.Lower() {
 		j.Ceiling, j.CeilingDecode = rec.Roofline.Ceiling(j.Bandwidth)
 	}
 
+	j.Decision, j.ControlCheck = decide(rec, ratios), decideControl(rec)
+	trend := stats.Trend(ratios, stats.TrendAlpha)
 	switch {
 	case len(rec.Problems) > 0:
 		j.Verdict, j.Reason = Invalid, rec.Problems[0].String()
 	case len(ratios) == 0:
 		j.Verdict, j.Reason = Invalid, "no block was completed"
-	case len(ratios) < rec.Planned:
-		// Fewer blocks than were fixed beforehand: whoever stops when it looks good errs more often.
-		j.Verdict, j.Reason = Invalid, fmt.Sprintf("only %d of %d blocks were measured", len(ratios), rec.Planned)
-	}
-	j.Decision = decide(rec.Criterion, ratios)
-	if j.Verdict == "" {
+	case j.ControlCheck.Verdict == Invalid:
+		j.Verdict, j.Reason = Invalid, j.ControlCheck.Reason
+	case !trend.OK:
+		j.Verdict, j.Reason = Invalid, trend.Reason
+	default:
 		j.Verdict, j.Reason = j.Decision.Verdict, j.Decision.Reason
 	}
 	if j.Verdict == Fail {

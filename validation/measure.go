@@ -3,11 +3,11 @@ package validation
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"slices"
 	"time"
 
 	"github.com/batchproof/batchproof/scheduler"
+	"github.com/batchproof/batchproof/validation/stats"
 )
 
 // Experiment measures one criterion in interleaved blocks.
@@ -19,7 +19,7 @@ type Experiment struct {
 	MaxTokens    int
 	MaxBatchSize int
 	Warmups      int
-	Blocks       int
+	Runs         int // blocks; 0: as many as the verdict takes
 	Seed         uint64
 	Roofline     *Roofline               // nil: unknown
 	Bandwidth    func() (float64, error) // probed before each block; nil: not measured
@@ -46,9 +46,13 @@ func (e *ErrInterrupted) Unwrap() error { return e.Cause }
 func (x *Experiment) Run(ctx context.Context) (*Record, error) {
 	rec := &Record{
 		Criterion: x.Criterion, PromptLength: x.PromptLength, MaxTokens: x.MaxTokens, MaxBatchSize: x.MaxBatchSize,
-		Seed: x.Seed, Warmups: x.Warmups, Planned: x.Blocks, Roofline: x.Roofline, Blocks: []Block{},
+		Seed: x.Seed, Warmups: x.Warmups, Roofline: x.Roofline, Blocks: []Block{},
 	}
-	if err := x.Prompts.Enough((x.Warmups + x.Blocks) * x.Criterion.Concurrent); err != nil {
+	var err error
+	if rec.Plan, rec.ControlPlan, rec.Planned, err = planFor(x.Criterion, x.Runs); err != nil {
+		return rec, err
+	}
+	if err := x.Prompts.Enough((x.Warmups + rec.Planned) * x.Criterion.Concurrent); err != nil {
 		return rec, err
 	}
 	x.keep(rec)
@@ -66,7 +70,7 @@ func (x *Experiment) Run(ctx context.Context) (*Record, error) {
 		x.log("%s: warm-up %d of %d, %s", x.Criterion, w+1, x.Warmups, human(x.Now().Sub(begin)))
 	}
 	begin := x.Now()
-	for b, order := range orders(x.Seed, len(x.Arms), x.Blocks) {
+	for b, order := range orders(x.Seed, len(x.Arms), rec.Planned) {
 		started := x.Now()
 		bandwidth, err := x.probe()
 		if err != nil {
@@ -81,7 +85,11 @@ func (x *Experiment) Run(ctx context.Context) (*Record, error) {
 			return rec, err
 		}
 		x.keep(rec)
-		x.progress(rec, x.Now().Sub(begin))
+		over := rec.decided()
+		x.progress(rec, over, x.Now().Sub(begin))
+		if over && x.Runs == 0 {
+			break
+		}
 	}
 	return rec, nil
 }
@@ -91,7 +99,6 @@ func (x *Experiment) block(ctx context.Context, where string, requests []schedul
 	outcomes := make([]*ArmOutcome, len(x.Arms))
 	runs := make([]ArmRun, 0, len(order))
 	for _, a := range order {
-		runtime.GC() // no arm pays for the other's garbage
 		o, err := x.Arms[a].Run(ctx, slices.Clone(requests))
 		if err == nil {
 			err = ctx.Err() // its requests were cancelled: no sample
@@ -109,7 +116,7 @@ func (x *Experiment) block(ctx context.Context, where string, requests []schedul
 func (x *Experiment) stop(ctx context.Context, rec *Record, problems []Problem, err error) (bool, error) {
 	switch {
 	case ctx.Err() != nil:
-		err = &ErrInterrupted{Done: len(rec.Blocks), Planned: x.Blocks, Cause: context.Cause(ctx)}
+		err = &ErrInterrupted{Done: len(rec.Blocks), Planned: rec.Planned, Cause: context.Cause(ctx)}
 	case err == nil && len(problems) == 0:
 		return false, nil
 	}
@@ -146,13 +153,24 @@ func (x *Experiment) log(format string, args ...any) {
 }
 
 // progress says what the last block gave and how long the rest will take.
-func (x *Experiment) progress(rec *Record, elapsed time.Duration) {
+func (x *Experiment) progress(rec *Record, over bool, elapsed time.Duration) {
 	ratios := rec.Ratios(x.Arms[1].Name)
-	done := len(rec.Blocks)
-	left := time.Duration(float64(elapsed) / float64(done) * float64(x.Blocks-done))
-	line := fmt.Sprintf("%s: block %d of %d, ratio %.3f, median so far %.3f", x.Criterion, done, x.Blocks, ratios[done-1], median(ratios))
-	if done < x.Blocks {
-		line += fmt.Sprintf(", about %s left", human(left))
+	done, planned, of := len(rec.Blocks), rec.Planned, fmt.Sprintf("of %d", rec.Planned)
+	if x.Runs == 0 && rec.Criterion.Target != 0 {
+		// The next look may be the last.
+		of = fmt.Sprintf("of at most %d", rec.Planned)
+		if next, ok := rec.Plan.Next(done); ok {
+			planned = next
+		}
+	}
+	line := fmt.Sprintf("%s: block %d %s, ratio %.3f, median so far %.3f", x.Criterion, done, of, ratios[done-1], stats.Median(ratios))
+	left := human(time.Duration(float64(elapsed) / float64(done) * float64(planned-done)))
+	switch {
+	case over && x.Runs == 0 || done == rec.Planned:
+	case planned < rec.Planned:
+		line += fmt.Sprintf(", at least %s left", left)
+	default:
+		line += fmt.Sprintf(", about %s left", left)
 	}
 	x.log("%s", line)
 }

@@ -25,7 +25,7 @@ type Options struct {
 	PromptLength      int    `json:"prompt_length"`
 	NumConcurrent     []int  `json:"num_concurrent"`
 	WarmupRuns        int    `json:"warmup_runs"` // 0: as specified, see Warmups
-	TestRuns          int    `json:"test_runs"`   // 0: as specified, see Runs
+	TestRuns          int    `json:"test_runs"`   // 0: as many as the verdict takes, see planFor
 	MaxBatchSize      int    `json:"max_batch_size"`
 	TokenBudget       int    `json:"token_budget"` // 0: enough for chunks of prompts beside full decode rows
 	Threads           int    `json:"threads"`      // 0: all cores
@@ -52,7 +52,7 @@ func (o *Options) Register(fs *flag.FlagSet) {
 	fs.IntVar(&o.PromptLength, "prompt-length", 32, "tokens of each prompt")
 	fs.Var((*intList)(&o.NumConcurrent), "num-concurrent", "concurrency levels of the throughput criteria")
 	fs.Var(&count{value: &o.WarmupRuns}, "warmup-runs", "warm-up `blocks` (default 3 for latency, 1 for throughput)")
-	fs.Var(&count{value: &o.TestRuns}, "test-runs", "measured `blocks` (default 10 for latency, 3 for throughput; a 95 % bound takes 5)")
+	fs.Var(&count{value: &o.TestRuns}, "test-runs", "measured `blocks`, exactly so many; a 95 % bound takes 5 (default: from 10 for latency and 6 for throughput until the verdict is decided, at most 24)")
 	fs.IntVar(&o.MaxBatchSize, "max-batch-size", 8, "rows of the batch arm")
 	fs.IntVar(&o.TokenBudget, "token-budget", 0, "tokens of one step, 0 for the default")
 	fs.IntVar(&o.Threads, "threads", 0, "threads of the cpu backend, 0 for all cores")
@@ -75,19 +75,25 @@ func (o *Options) Given(fs *flag.FlagSet) {
 	})
 }
 
-// Runs is the number of measured blocks for a family of criteria, and Warmups
-// that of the blocks before them. The defaults are the specified ones.
-func (o *Options) Runs(family string) int    { return orDefault(o.TestRuns, family, 10, 3) }
-func (o *Options) Warmups(family string) int { return orDefault(o.WarmupRuns, family, 3, 1) }
-
-func orDefault(n int, family string, latency, throughput int) int {
+// Warmups is the number of blocks before the measured ones, as specified
+// unless the flag says otherwise.
+func (o *Options) Warmups(family string) int {
 	switch {
-	case n > 0:
-		return n
+	case o.WarmupRuns > 0:
+		return o.WarmupRuns
 	case family == FamilyLatency:
-		return latency
+		return 3
 	}
-	return throughput
+	return 1
+}
+
+// specifiedRuns is the specified number of measured blocks. It is the least:
+// three blocks, for one, can carry no 95 % bound, see planFor.
+func specifiedRuns(family string) int {
+	if family == FamilyLatency {
+		return 10
+	}
+	return 3
 }
 
 // Budget is the tokens of one step.
@@ -221,3 +227,5 @@ func (c *count) Set(s string) error {
 	*c.value = n
 	return nil
 }
+
+func isRandom(checkpoint string) bool { return strings.HasPrefix(checkpoint, "random:") }

@@ -1,6 +1,10 @@
 package validation
 
-import "time"
+import (
+	"time"
+
+	"github.com/batchproof/batchproof/validation/stats"
+)
 
 // SchemaVersion counts the incompatible changes of results.json.
 const SchemaVersion = 1
@@ -22,16 +26,18 @@ type Results struct {
 
 // Record holds the samples of one criterion.
 type Record struct {
-	Criterion    Criterion `json:"criterion"`
-	PromptLength int       `json:"prompt_length"`
-	MaxTokens    int       `json:"max_tokens"`
-	MaxBatchSize int       `json:"max_batch_size"`
-	Seed         uint64    `json:"seed"`
-	Warmups      int       `json:"warmups"`
-	Planned      int       `json:"planned_blocks"`
-	Roofline     *Roofline `json:"roofline,omitempty"`
-	Blocks       []Block   `json:"blocks"`
-	Problems     []Problem `json:"problems,omitempty"`
+	Criterion    Criterion  `json:"criterion"`
+	PromptLength int        `json:"prompt_length"`
+	MaxTokens    int        `json:"max_tokens"`
+	MaxBatchSize int        `json:"max_batch_size"`
+	Seed         uint64     `json:"seed"`
+	Warmups      int        `json:"warmups"`
+	Planned      int        `json:"planned_blocks"` // at most
+	Plan         stats.Plan `json:"plan"`           // without looks where no bound is possible
+	ControlPlan  stats.Plan `json:"control_plan"`
+	Roofline     *Roofline  `json:"roofline,omitempty"`
+	Blocks       []Block    `json:"blocks"`
+	Problems     []Problem  `json:"problems,omitempty"`
 }
 
 // Block is one interleaved measurement. It yields one ratio.
@@ -48,6 +54,7 @@ type ArmRun struct {
 	ElapsedNS int64        `json:"elapsed_ns"` // first submission to last result
 	Requests  []RequestRun `json:"requests"`
 	Steps     StepLog      `json:"steps"`
+	PlanNS    int64        `json:"plan_ns"` // the scheduler's own account of its time between steps
 }
 
 // RequestRun is one timed request. Prompt and tokens are kept as digests: they

@@ -25,7 +25,7 @@ func (j *Judgement) Print(w io.Writer) {
 		p("time", "%s", j.timeText())
 	}
 	if known(j.Control.Median) {
-		p("control", "serial against serial: %.3f (min %.3f, max %.3f)", j.Control.Median, j.Control.Min, j.Control.Max)
+		p("control", "serial against serial: %.3f (min %.3f, max %.3f); %s", j.Control.Median, j.Control.Min, j.Control.Max, j.ControlCheck.Reason)
 	}
 	for _, problem := range j.Problems {
 		p("problem", "%s", problem)
@@ -36,14 +36,11 @@ func (j *Judgement) Print(w io.Writer) {
 }
 
 func (j *Judgement) boundText() string {
-	switch n := len(j.Record.Ratios(ArmBatch)); {
-	case j.HasBound && j.Record.Criterion.Lower():
-		return fmt.Sprintf("95 %% sure to be at most %.3f", j.Bound)
-	case j.HasBound:
-		return fmt.Sprintf("95 %% sure to be at least %.3f", j.Bound)
-	default:
-		return fmt.Sprintf("no 95 %% bound from %d blocks, it takes 5", n)
+	d := &j.Decision
+	if d.Lower == 0 && !known(d.Upper) || d.Verdict == Measured {
+		return fmt.Sprintf("no %.0f %% bound from %d blocks", 100*confidence, d.N)
 	}
+	return fmt.Sprintf("%.0f %% bounds %.3f and %.3f after %d", 100*confidence, d.Lower, d.Upper, d.N)
 }
 
 func (j *Judgement) targetText() string {

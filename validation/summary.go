@@ -5,39 +5,23 @@ import (
 	"math"
 	"slices"
 	"time"
-)
 
-// number is what a spread can be taken of.
-type number interface{ ~int64 | ~float64 }
+	"github.com/batchproof/batchproof/validation/stats"
+)
 
 // Spread sums up samples.
 type Spread struct{ Avg, Median, Min, Max float64 }
 
-func spread[T number](xs []T) Spread {
+func spread(xs []float64) Spread {
 	if len(xs) == 0 {
 		nan := math.NaN()
 		return Spread{nan, nan, nan, nan}
 	}
 	sum := 0.0
 	for _, x := range xs {
-		sum += float64(x)
+		sum += x
 	}
-	return Spread{Avg: sum / float64(len(xs)), Median: median(xs), Min: float64(slices.Min(xs)), Max: float64(slices.Max(xs))}
-}
-
-// median is the middle value, or the mean of the two middle ones; NaN of none.
-func median[T number](xs []T) float64 {
-	if len(xs) == 0 {
-		return math.NaN()
-	}
-	s := slices.Clone(xs)
-	slices.Sort(s)
-	mid := len(s) / 2
-	hi := float64(s[mid])
-	if len(s)%2 == 1 {
-		return hi
-	}
-	return (float64(s[mid-1]) + hi) / 2
+	return Spread{Avg: sum / float64(len(xs)), Median: stats.Median(xs), Min: slices.Min(xs), Max: slices.Max(xs)}
 }
 
 // ArmSummary sums up one arm over all blocks of a record.
@@ -108,7 +92,7 @@ func Summarise(rec *Record, arm string) ArmSummary {
 	}
 	s.Latency, s.TTFT = spread(latency), spread(ttft)
 	s.RequestsPerS, s.TokensPerS = float64(requests)/s.Elapsed, float64(tokens)/s.Elapsed
-	s.Gap, s.DecodeStep, s.SchedulerCost = median(gaps), median(decode), median(between)
+	s.Gap, s.DecodeStep, s.SchedulerCost = stats.Median(gaps), stats.Median(decode), stats.Median(between)
 	s.MeanRows = float64(decodeRows) / float64(s.DecodeSteps)
 	return s
 }

@@ -1,0 +1,80 @@
+package validation
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"testing"
+)
+
+var session *Session // of this run of the suite; set by TestMain before any test
+
+func TestMain(m *testing.M) {
+	var opt Options
+	opt.Register(flag.CommandLine)
+	flag.Parse()
+	opt.Given(flag.CommandLine)
+	if err := opt.Validate(); err != nil {
+		fmt.Fprintf(os.Stderr, "these flags make no sense:\n%v\n", err)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	session = NewSession(ctx, opt, os.Stdout)
+	code := m.Run()
+	if err := session.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+// TestSingleRequestLatency: batch mode costs a lone request at most 5 %.
+func TestSingleRequestLatency(t *testing.T) {
+	needBackend(t)
+	assertCriterion(t, LatencyCriterion())
+}
+
+// TestConcurrentThroughput: batching serves 2, 4 and 8 concurrent requests
+// 1.7, 3.0 and 4.5 times as fast as serving them one by one.
+func TestConcurrentThroughput(t *testing.T) {
+	needBackend(t)
+	for _, n := range session.Options.NumConcurrent {
+		t.Run(strconv.Itoa(n), func(t *testing.T) { assertCriterion(t, ThroughputCriterion(n)) })
+	}
+}
+
+// needBackend skips what measures a machine unless a backend was asked for.
+func needBackend(t testing.TB) {
+	t.Helper()
+	if session.Options.Backend == "" {
+		t.Skip("NOT MEASURED: no backend was asked for. Run `make validate`, or: go test ./validation -count=1 -v -backend cpu (on a GPU: -tags cuda, -backend cuda)")
+	}
+}
+
+func assertCriterion(t *testing.T, c Criterion) {
+	t.Helper()
+	if err := session.Open(t.Output()); err != nil {
+		t.Fatal(err)
+	}
+	j, err := session.Measure(c, t.Output())
+	if err != nil {
+		t.Fatal(err)
+	}
+	switch j.Verdict {
+	case Pass, Measured:
+	case Inconclusive:
+		if !session.Options.AllowInconclusive {
+			t.Errorf("%s: %s: %s (-allow-inconclusive lets this pass)", c, j.Verdict, j.Reason)
+		}
+	default:
+		t.Errorf("%s: %s: %s", c, j.Verdict, j.Reason)
+		for _, p := range j.Problems[min(1, len(j.Problems)):] {
+			t.Errorf("%s: %s", c, p)
+		}
+	}
+}

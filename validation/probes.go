@@ -1,0 +1,32 @@
+package validation
+
+import (
+	"github.com/batchproof/batchproof/engine/backend"
+	"github.com/batchproof/batchproof/engine/model"
+)
+
+// Probes measure what the machine can do, in the session whose ratios they
+// explain. A nil probe is one that the backend does not offer.
+type Probes struct {
+	ReadBandwidth func() (float64, error) // streaming reads, bytes/s
+	PeakFLOPs     func() (float64, error) // multiply-adds count as two
+}
+
+// ProbesOf finds the probes of a backend.
+func ProbesOf(b backend.Backend) Probes {
+	return Probes{}
+}
+
+// ModelCost is the least bytes and arithmetic of a checkpoint's steps.
+func ModelCost(ck *model.Checkpoint) StepCost {
+	element := ck.DType().Size()
+	size := model.ElementBytes{Weight: element, KV: element, Recurrent: 4, Conv: 4} // as the backends keep them
+	return func(rows, tokens, context int) (bytes, flops float64) {
+		step := make([]model.CostRow, rows)
+		for i := range step {
+			step[i] = model.CostRow{Tokens: tokens, Context: context, Sample: true}
+		}
+		cost := ck.Config.StepCost(step, size)
+		return float64(cost.Bytes()), float64(cost.FLOPs)
+	}
+}

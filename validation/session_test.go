@@ -1,0 +1,185 @@
+package validation
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/perf/benchfmt"
+	"golang.org/x/perf/benchproc"
+)
+
+// tinyOptions measure a tiny model in a moment. The verdicts mean nothing.
+func tinyOptions(t *testing.T) Options {
+	return Options{
+		Backend: "ref", Checkpoint: "random:qwen3.5-tiny", Seed: 7, Results: t.TempDir(),
+		MaxTokens: 4, PromptLength: 5, NumConcurrent: []int{2, 3}, WarmupRuns: 1, TestRuns: 2,
+		MaxBatchSize: 2, BlockSize: 4,
+	}
+}
+
+// TestSession runs the way of the criteria from the flags to the files, on a
+// real engine. Three requests on two rows also show that what does not fit
+// waits, and is still right.
+func TestSession(t *testing.T) {
+	opt := tinyOptions(t)
+	var table, log bytes.Buffer
+	s := NewSession(t.Context(), opt, &table)
+	require.NoError(t, s.Open(&log))
+	for _, c := range []Criterion{LatencyCriterion(), ThroughputCriterion(2), ThroughputCriterion(3)} {
+		j, err := s.Measure(c, &log)
+		require.NoError(t, err)
+		require.Empty(t, j.Problems)
+		require.NotEqual(t, Invalid, j.Verdict, j.Reason)
+		require.Len(t, j.Record.Blocks, 2)
+	}
+	require.NoError(t, s.Close())
+	require.Contains(t, log.String(), "throughput, 2 concurrent: block 2 of 2, ratio ")
+	require.Contains(t, log.String(), "no 95 % bound from 2 blocks")
+	for _, row := range []string{"single-request latency", "throughput, 2 concurrent", "throughput, 8 concurrent", "not measured", "throughput, 3 concurrent", "MEASURED"} {
+		require.Contains(t, table.String(), row)
+	}
+
+	dir := s.store.Dir
+	for _, name := range []string{"environment.json", "single_latency.txt", "concurrent_throughput.txt", "results.json", "bench.txt"} {
+		require.FileExists(t, filepath.Join(dir, name))
+	}
+	require.Contains(t, read(t, dir, "single_latency.txt"), "control")
+	left, err := filepath.Glob(filepath.Join(dir, ".*"))
+	require.NoError(t, err)
+	require.Empty(t, left, "no temporary files stay behind")
+
+	// What is on disk judges the same.
+	r, err := Load(filepath.Join(dir, "results.json"))
+	require.NoError(t, err)
+	require.NotNil(t, r.Finished)
+	require.Len(t, r.Criteria, 3)
+	for i, rec := range r.Criteria {
+		var a, b strings.Builder
+		Judge(rec).Print(&a)
+		s.judgements[i].Print(&b)
+		require.Equal(t, b.String(), a.String())
+	}
+	checkBench(t, read(t, dir, "bench.txt"))
+}
+
+// checkBench proves that bench.txt is benchmark format in which the modes can
+// be compared: benchstat -col /mode finds both in every row.
+func checkBench(t *testing.T, text string) {
+	t.Helper()
+	var parser benchproc.ProjectionParser
+	col, err := parser.Parse("/mode", nil)
+	require.NoError(t, err)
+	row, err := parser.Parse("/model,/backend,/concurrent", nil)
+	require.NoError(t, err)
+	reader := benchfmt.NewReader(strings.NewReader(text), "bench.txt")
+	modes := make(map[string]map[string]int)
+	for reader.Scan() {
+		switch rec := reader.Result().(type) {
+		case *benchfmt.SyntaxError:
+			require.Fail(t, "syntax error", rec.Error())
+		case *benchfmt.Result:
+			key := row.Project(rec).String()
+			if modes[key] == nil {
+				modes[key] = make(map[string]int)
+			}
+			modes[key][col.Project(rec).String()]++
+			for _, unit := range []string{"sec/op", "tok/s", "req/s", "TTFT-ms", "step-ms"} {
+				v, ok := rec.Value(unit)
+				require.True(t, ok && v > 0, "%s of %s", unit, rec.Name)
+			}
+			require.NotEmpty(t, rec.GetConfig("model"))
+		}
+	}
+	require.NoError(t, reader.Err())
+	require.Equal(t, "higher", better(reader, "tok/s"))
+	require.Equal(t, "lower", better(reader, "TTFT-ms"))
+	require.NotEmpty(t, modes)
+	for row, m := range modes {
+		require.Equal(t, map[string]int{"/mode:serial": 2, "/mode:batch": 2}, m, row)
+	}
+}
+
+func better(r *benchfmt.Reader, unit string) string {
+	if m := r.Units().Get(unit, "better"); m != nil {
+		return m.Value
+	}
+	return ""
+}
+
+// TestSessionInterrupted: the blocks measured before the signal are on disk.
+func TestSessionInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	s := NewSession(ctx, tinyOptions(t), new(bytes.Buffer))
+	require.NoError(t, s.Open(new(bytes.Buffer)))
+	_, err := s.Measure(LatencyCriterion(), new(bytes.Buffer))
+	require.NoError(t, err)
+	j, err := s.Measure(ThroughputCriterion(2), writerFunc(func(p []byte) {
+		if bytes.Contains(p, []byte("block 1 of 2")) {
+			cancel(errors.New("interrupt"))
+		}
+	}))
+	require.EqualError(t, err, "interrupted after 1 of 2 blocks (interrupt); what was measured is kept")
+	require.Equal(t, Inconclusive, j.Verdict)
+	_, err = s.Measure(ThroughputCriterion(4), new(bytes.Buffer))
+	require.EqualError(t, err, "not measured: interrupt")
+	require.NoError(t, s.Close())
+
+	r, err := Load(filepath.Join(s.store.Dir, "results.json"))
+	require.NoError(t, err)
+	require.True(t, r.Interrupted)
+	require.Len(t, r.Criteria, 2)
+	require.Len(t, r.Criteria[0].Blocks, 2)
+	require.Len(t, r.Criteria[1].Blocks, 1)
+}
+
+type writerFunc func([]byte)
+
+func (f writerFunc) Write(p []byte) (int, error) {
+	f(p)
+	return len(p), nil
+}
+
+// TestSessionRefuses: what cannot work is found before anything is measured,
+// and said once.
+func TestSessionRefuses(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		spoil func(t *testing.T, o *Options)
+		want  string
+	}{
+		{"results is a file", func(t *testing.T, o *Options) {
+			o.Results = filepath.Join(o.Results, "file")
+			require.NoError(t, os.WriteFile(o.Results, nil, 0o600))
+		}, "results directory cannot be written"},
+		{"results below a file", func(t *testing.T, o *Options) {
+			file := filepath.Join(o.Results, "file")
+			require.NoError(t, os.WriteFile(file, nil, 0o600))
+			o.Results = filepath.Join(file, "results")
+		}, "choose another with -results"},
+		{"no such preset", func(t *testing.T, o *Options) { o.Checkpoint = "random:gpt" }, `unknown preset "gpt"`},
+		{"no such checkpoint", func(t *testing.T, o *Options) { o.Checkpoint = "does/not/exist" }, "no such file or directory"},
+		{"context too short", func(t *testing.T, o *Options) { o.MaxTokens = 4095 }, "take 4100 positions, the model was made for 4096"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			opt := tinyOptions(t)
+			c.spoil(t, &opt)
+			s := NewSession(t.Context(), opt, new(bytes.Buffer))
+			require.ErrorContains(t, s.Open(new(bytes.Buffer)), c.want)
+			require.ErrorContains(t, s.Open(new(bytes.Buffer)), "see the first failure")
+			require.NoError(t, s.Close())
+		})
+	}
+}
+
+func read(t *testing.T, dir, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(dir, name))
+	require.NoError(t, err)
+	return string(data)
+}
