@@ -36,15 +36,15 @@ func fmaOdd(p, z, s float64) float32 {
 }
 
 // tilesGeneric makes a kernel for each number of rows.
-func tilesGeneric(tile func(rows int, acc *float32, w unsafe.Pointer, x *float32, pairs int)) (t [maxTileRows]func(*float32, unsafe.Pointer, *float32, int)) {
+func tilesGeneric(tile func(rows int, acc *float32, w *byte, x *float32, pairs int)) (t [maxTileRows]tileKernel) {
 	for i := range t {
-		t[i] = func(acc *float32, w unsafe.Pointer, x *float32, pairs int) { tile(i+1, acc, w, x, pairs) }
+		t[i] = func(acc *float32, w *byte, x *float32, pairs int) { tile(i+1, acc, w, x, pairs) }
 	}
 	return t
 }
 
-func tileBF16Generic(rows int, acc *float32, w unsafe.Pointer, x *float32, pairs int) {
-	ws := unsafe.Slice((*[panelOutputs]uint32)(w), pairs)
+func tileBF16Generic(rows int, acc *float32, w *byte, x *float32, pairs int) {
+	ws := unsafe.Slice((*[panelOutputs]uint32)(unsafe.Pointer(w)), pairs)
 	xs := unsafe.Slice(x, pairs*2*rows)
 	for r := range rows {
 		a := (*[panelOutputs]float32)(unsafe.Add(unsafe.Pointer(acc), r*panelOutputs*4))
@@ -58,8 +58,8 @@ func tileBF16Generic(rows int, acc *float32, w unsafe.Pointer, x *float32, pairs
 	}
 }
 
-func tileF32Generic(rows int, acc *float32, w unsafe.Pointer, x *float32, pairs int) {
-	ws := unsafe.Slice((*[panelOutputs]float32)(w), 2*pairs)
+func tileF32Generic(rows int, acc *float32, w *byte, x *float32, pairs int) {
+	ws := unsafe.Slice((*[panelOutputs]float32)(unsafe.Pointer(w)), 2*pairs)
 	xs := unsafe.Slice(x, pairs*2*rows)
 	for r := range rows {
 		a := (*[panelOutputs]float32)(unsafe.Add(unsafe.Pointer(acc), r*panelOutputs*4))
@@ -143,7 +143,7 @@ func exp(x float32) float32 {
 	}
 	p = fma(float32(p*r), r, r) // p·r²+r
 	p += 1
-	return p * math.Float32frombits(uint32(int32(n)+127)<<23)
+	return float32(p * math.Float32frombits(uint32(int32(n)+127)<<23)) // never fused with what follows
 }
 
 func silu(x float32) float32 { return x / (1 + exp(-x)) }
@@ -187,4 +187,25 @@ func indexGeneric(x *float32, n int, v float32) int {
 		}
 	}
 	return -1
+}
+
+func streamGeneric(p *byte, bytes int) (sum uint32) {
+	for _, v := range unsafe.Slice((*[8]uint64)(unsafe.Pointer(p)), bytes/64) {
+		sum |= uint32(v[0] | v[1] | v[2] | v[3] | v[4] | v[5] | v[6] | v[7])
+	}
+	return sum
+}
+
+// multiplyGeneric has one lane: what the generic kernels can reach.
+func multiplyGeneric(rounds int) (sum float32) {
+	var s [12]float32
+	for range rounds {
+		for i := range s {
+			s[i] = fma(s[i], 0.5, 1)
+		}
+	}
+	for _, v := range s {
+		sum += v
+	}
+	return sum
 }

@@ -1,3 +1,5 @@
+//go:build noasm || !amd64
+
 package cpu
 
 func detectISA() ISA { return Generic }

@@ -1,7 +1,5 @@
 package cpu
 
-import "unsafe"
-
 // kernels are the inner loops in one instruction set. All sets compute the
 // same bits.
 type kernels struct {
@@ -10,7 +8,7 @@ type kernels struct {
 	// tile accumulates acc[r][o] += Σ x[i][r]·w[i][o] over pairs of inputs, for
 	// 32 outputs and rows+1 rows: tile[0] is for one row. acc is [rows][32], x
 	// is [inputs][rows], w points into a panel.
-	tileBF16, tileF32 [maxTileRows]func(acc *float32, w unsafe.Pointer, x *float32, pairs int)
+	tileBF16, tileF32 [maxTileRows]tileKernel
 
 	// Vectors of any length n.
 	dot    func(x, y *float32, n int) float32               // see dotGeneric for its order
@@ -24,9 +22,19 @@ type kernels struct {
 	scan func(x *float32, n int) float32
 	// index is the first place of a value, or −1.
 	index func(x *float32, n int, v float32) int
+
+	// To measure the machine: stream reads memory in blocks of streamBytes,
+	// multiply does 12 fused multiply-adds of all lanes in each round.
+	stream   func(p *byte, bytes int) uint32
+	multiply func(rounds int) float32
 }
 
-const maxTileRows = 12
+type tileKernel func(acc *float32, w *byte, x *float32, pairs int)
+
+const (
+	maxTileRows = 12
+	streamBytes = 256
+)
 
 var generic = &kernels{
 	rows:     4,
@@ -41,4 +49,6 @@ var generic = &kernels{
 	swiglu:   swigluGeneric,
 	scan:     scanGeneric,
 	index:    indexGeneric,
+	stream:   streamGeneric,
+	multiply: multiplyGeneric,
 }

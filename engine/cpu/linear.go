@@ -98,7 +98,7 @@ func (t *linearTask) work(worker int) {
 					for g := g0; g < g1; g++ {
 						r0, r1 := t.group(g)
 						acc := &tiles[((p-p0)*rows+r0-first)*panelOutputs]
-						kernels[r1-r0-1](acc, w, &x[r0*t.padded+2*pair*(r1-r0)], pairs)
+						kernels[r1-r0-1](acc, (*byte)(w), &x[r0*t.padded+2*pair*(r1-r0)], pairs)
 					}
 				}
 			}

@@ -1,0 +1,75 @@
+//go:build !noasm
+
+package cpu
+
+import "github.com/klauspost/cpuid/v2"
+
+func detectISA() ISA {
+	switch {
+	case cpuid.CPU.Supports(cpuid.AVX512F, cpuid.AVX512BW, cpuid.AVX512DQ, cpuid.AVX512VL, cpuid.FMA3, cpuid.AVX2):
+		return AVX512
+	case cpuid.CPU.Supports(cpuid.FMA3, cpuid.AVX2):
+		return AVX2
+	}
+	return Generic
+}
+
+func kernelsFor(isa ISA) *kernels {
+	switch isa {
+	case AVX512:
+		return avx512
+	case AVX2:
+		return avx2
+	}
+	return generic
+}
+
+var avx2 = &kernels{
+	rows: 6,
+	tileBF16: [maxTileRows]tileKernel{
+		tileBF16AVX2Rows1, tileBF16AVX2Rows2, tileBF16AVX2Rows3,
+		tileBF16AVX2Rows4, tileBF16AVX2Rows5, tileBF16AVX2Rows6,
+	},
+	tileF32: [maxTileRows]tileKernel{
+		tileF32AVX2Rows1, tileF32AVX2Rows2, tileF32AVX2Rows3,
+		tileF32AVX2Rows4, tileF32AVX2Rows5, tileF32AVX2Rows6,
+	},
+	dot:      dotAVX2,
+	axpy:     axpyAVX2,
+	add:      addAVX2,
+	scale:    scaleAVX2,
+	exp:      expAVX2,
+	silu:     siluAVX2,
+	swiglu:   swigluAVX2,
+	scan:     scanAVX2,
+	index:    indexAVX2,
+	stream:   streamAVX2,
+	multiply: multiplyAVX2,
+}
+
+var avx512 = &kernels{
+	rows: 12,
+	tileBF16: [maxTileRows]tileKernel{
+		tileBF16AVX512Rows1, tileBF16AVX512Rows2, tileBF16AVX512Rows3,
+		tileBF16AVX512Rows4, tileBF16AVX512Rows5, tileBF16AVX512Rows6,
+		tileBF16AVX512Rows7, tileBF16AVX512Rows8, tileBF16AVX512Rows9,
+		tileBF16AVX512Rows10, tileBF16AVX512Rows11, tileBF16AVX512Rows12,
+	},
+	tileF32: [maxTileRows]tileKernel{
+		tileF32AVX512Rows1, tileF32AVX512Rows2, tileF32AVX512Rows3,
+		tileF32AVX512Rows4, tileF32AVX512Rows5, tileF32AVX512Rows6,
+		tileF32AVX512Rows7, tileF32AVX512Rows8, tileF32AVX512Rows9,
+		tileF32AVX512Rows10, tileF32AVX512Rows11, tileF32AVX512Rows12,
+	},
+	dot:      dotAVX512,
+	axpy:     axpyAVX512,
+	add:      addAVX512,
+	scale:    scaleAVX512,
+	exp:      expAVX512,
+	silu:     siluAVX512,
+	swiglu:   swigluAVX512,
+	scan:     scanAVX512,
+	index:    indexAVX512,
+	stream:   streamAVX512,
+	multiply: multiplyAVX512,
+}
