@@ -1,0 +1,126 @@
+// The gated delta rule, token by token: convolution, recurrence, gated norm.
+//
+// proj is [token][q | k | v | z | b | a], heads in order within each.
+// State: [slot][value head][key dim][value dim], and [slot][tap][channel].
+#include "device.cuh"
+
+// One thread walks one channel over the tokens of one row: silu of the causal
+// convolution of `taps` inputs, of which the last taps−1 stay in the state.
+// grid: (channels/256, rows)
+constexpr int max_taps = 8;
+
+KERNEL(256, delta_conv, float *dst, const float *proj, int width, const float *weight, float *state, int64_t slot_stride,
+       int channels, int taps, const int32_t *row_first, const int32_t *row_count, const int32_t *row_slot) {
+	int c = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
+	if (c >= channels) return;
+	float *past = state + row_slot[row] * slot_stride + c;
+	float x[max_taps], w[max_taps];
+#pragma unroll
+	for (int j = 0; j < max_taps; j++) {  // the last tap, at max_taps−1, meets the current token
+		int tap = j - (max_taps - taps);
+		w[j] = tap >= 0 ? weight[c * taps + tap] : 0.0f;
+		x[j] = tap >= 0 && tap < taps - 1 ? past[tap * channels] : 0.0f;
+	}
+	int end = row_first[row] + row_count[row];
+	for (int t = row_first[row]; t < end; t++) {
+		x[max_taps - 1] = proj[(int64_t)t * width + c];
+		float y = 0;
+#pragma unroll
+		for (int j = 0; j < max_taps; j++) y = fmaf(w[j], x[j], y);
+		dst[(int64_t)t * channels + c] = silu(y);
+#pragma unroll
+		for (int j = 0; j < max_taps - 1; j++) x[j] = x[j + 1];
+	}
+#pragma unroll
+	for (int j = 0; j < max_taps; j++) {
+		int tap = j - (max_taps - taps);
+		if (tap >= 0 && tap < taps - 1) past[tap * channels] = x[j];
+	}
+}
+
+// One block walks 32 value dims of one value head over the tokens of one row.
+// Lane l has value dim l; warp w has the key dims w, w+4, w+8, …, in registers.
+// grid: (value dims/32, value heads, rows)
+constexpr int key_warps = 4, max_key_dim = 128, keys_each = max_key_dim / key_warps;
+
+KERNEL(128, delta_rule, float *dst, int dst_width, const float *conv, const float *proj, int proj_width, const float *a_log,
+       const float *dt_bias, float *state, int64_t slot_stride, int key_heads, int value_heads, int dk, int dv,
+       const int32_t *row_first, const int32_t *row_count, const int32_t *row_slot) {
+	SHARED(float, q, max_key_dim);
+	SHARED(float, k, max_key_dim);
+	SHARED(float, sums, 2 * 4);
+	SHARED(float, partial, 2 * key_warps * 32);
+	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, thread = threadIdx.x;
+	int column = blockIdx.x * 32 + lane, j = blockIdx.y, row = blockIdx.z;
+	int h = j / (value_heads / key_heads);
+	int channels = 2 * key_heads * dk + value_heads * dv;
+	float *own = state + row_slot[row] * slot_stride + (int64_t)j * dk * dv + column;
+	float rate = expf(a_log[j]), bias = dt_bias[j], root = rsqrtf((float)dk);
+
+	float S[keys_each];
+#pragma unroll
+	for (int i = 0; i < keys_each; i++) {
+		int r = i * key_warps + warp;
+		S[i] = r < dk && column < dv ? own[r * dv] : 0.0f;
+	}
+	int end = row_first[row] + row_count[row];
+	for (int t = row_first[row]; t < end; t++) {
+		const float *x = conv + (int64_t)t * channels;
+		const float *gates = proj + (int64_t)t * proj_width + channels + value_heads * dv;
+		float qi = thread < dk ? x[h * dk + thread] : 0.0f;
+		float ki = thread < dk ? x[(key_heads + h) * dk + thread] : 0.0f;
+		float qq = block_sum<4>(qi * qi, sums), kk = block_sum<4>(ki * ki, sums + 4);
+		if (thread < dk) {
+			q[thread] = qi * rsqrtf(qq + 1e-6f) * root;
+			k[thread] = ki * rsqrtf(kk + 1e-6f);
+		}
+		__syncthreads();
+		float beta = sigmoid(gates[j]);
+		float decay = expf(-rate * softplus(gates[value_heads + j] + bias));
+		float v = column < dv ? x[2 * key_heads * dk + j * dv + column] : 0.0f;
+
+		float kS = 0;
+#pragma unroll
+		for (int i = 0; i < keys_each; i++) {
+			int r = i * key_warps + warp;
+			if (r >= dk) break;
+			S[i] *= decay;
+			kS = fmaf(k[r], S[i], kS);
+		}
+		partial[warp * 32 + lane] = kS;
+		__syncthreads();
+		kS = partial[lane] + partial[32 + lane] + partial[64 + lane] + partial[96 + lane];
+		float d = beta * (v - kS), o = 0;
+#pragma unroll
+		for (int i = 0; i < keys_each; i++) {
+			int r = i * key_warps + warp;
+			if (r >= dk) break;
+			S[i] = fmaf(k[r], d, S[i]);
+			o = fmaf(q[r], S[i], o);
+		}
+		partial[128 + warp * 32 + lane] = o;
+		__syncthreads();
+		if (warp == 0 && column < dv)
+			dst[(int64_t)t * dst_width + j * dv + column] =
+			    partial[128 + lane] + partial[160 + lane] + partial[192 + lane] + partial[224 + lane];
+	}
+#pragma unroll
+	for (int i = 0; i < keys_each; i++) {
+		int r = i * key_warps + warp;
+		if (r < dk && column < dv) own[r * dv] = S[i];
+	}
+}
+
+// o ← weight·norm(o)·silu(z), one warp a head of a token, in place.
+// grid: (tokens, value heads/8)
+KERNEL(256, delta_norm, float *dst, int dst_width, const float *proj, int proj_width, int z_start, const float *weight, float eps,
+       float offset, int heads, int dv) {
+	int lane = threadIdx.x % 32, h = blockIdx.y * 8 + threadIdx.x / 32, t = blockIdx.x;
+	if (h >= heads) return;
+	float *o = dst + (int64_t)t * dst_width + h * dv;
+	const float *z = proj + (int64_t)t * proj_width + z_start + h * dv;
+	float sum = 0;
+	for (int c = lane; c < dv; c += 32) sum = fmaf(o[c], o[c], sum);
+	float scale = rsqrtf(warp_sum(sum) / (float)dv + eps);
+	for (int c = lane; c < dv; c += 32) o[c] = o[c] * scale * (offset + weight[c]) * silu(z[c]);
+}
