@@ -16,22 +16,23 @@ const (
 // job is one request on its way. The planner reads and moves it; only the
 // machine touches its sequence and its times.
 type job struct {
-	req    Request
-	id     int64 // order of submission
-	rank   int64 // place in line: id less priority
-	index  int   // in the queue
-	phase  phase
+	// What a decode row touches comes first, to lie together.
 	pos    int          // positions computed, which the KV blocks hold
-	done   int          // positions computed before a preemption: up to there all is repetition
 	out    []int32      // tokens drawn
 	claim  int          // KV blocks set aside for it while it runs
-	tail   [1]int32     // the token drawn last, even after the end: what a held row feeds
 	reason FinishReason // set when it has finished; a static batch holds it on
-	err    error
+	tail   [1]int32     // the token drawn last, even after the end: what a held row feeds
+	phase  phase
+	req    Request
 
+	id          int64 // order of submission
+	rank        int64 // place in line: id less priority
+	index       int   // in the queue
+	done        int   // positions computed before a preemption: up to there all is repetition
 	preemptions int
 	seq         *engine.Sequence
 	times       Timings
+	err         error
 	ticket      *Ticket
 }
 
@@ -154,9 +155,11 @@ func (p *planner) plan() {
 			p.decode(j)
 		}
 	}
-	for _, j := range p.running {
-		if !j.decoding() && !p.prefill(j) {
-			return // first come, first served: nobody overtakes
+	if len(p.rows) < len(p.running) {
+		for _, j := range p.running {
+			if !j.decoding() && !p.prefill(j) {
+				return // first come, first served: nobody overtakes
+			}
 		}
 	}
 	for p.waiting.len() > 0 && len(p.running) < p.maxRows {
@@ -303,9 +306,10 @@ func (p *planner) take(r *row, token int32) {
 	if j.reason = j.finish(token); j.held() || p.policy == Static {
 		return
 	}
-	claim := blocksFor(len(j.req.Prompt)+len(j.out), p.blockSize)
-	p.claimed += claim - j.claim
-	j.claim = claim
+	if len(j.req.Prompt)+len(j.out) > j.claim*p.blockSize {
+		j.claim++
+		p.claimed++
+	}
 }
 
 // finish is the reason to end with the token just drawn, or "".

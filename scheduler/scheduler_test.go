@@ -20,6 +20,7 @@ import (
 
 func TestMain(m *testing.M) {
 	flag.Set("rapid.nofailfile", "true") // the seed it prints says it all
+	flag.Set("rapid.checks", "40")
 	goleak.VerifyTestMain(m)
 }
 
@@ -254,6 +255,12 @@ func TestCancel(t *testing.T) {
 				_, eng := testutil.NewVirtual(cost, engine.Limits{MaxSequences: 2})
 				s := checked(t, eng, Config{Policy: policy})
 				r := Request{Prompt: prompt(1, 5), MaxTokens: 100, IgnoreEOS: true}
+				// While the gate's step runs, the others gather: they start together.
+				gate := r
+				gate.MaxTokens = 1
+				_, err := s.Submit(t.Context(), gate)
+				require.NoError(t, err)
+				synctest.Wait()
 				cause := errors.New("the caller left")
 				ctx, cancel := context.WithCancelCause(t.Context())
 				running, err := s.Submit(ctx, r)
