@@ -25,7 +25,18 @@ func TestMain(m *testing.M) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	session = NewSession(ctx, opt, os.Stdout)
+	if benchmarksRun() {
+		var err error
+		if benchmark, err = openBench(opt); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		benchmark.printConfig(os.Stdout)
+	}
 	code := m.Run()
+	if benchmark != nil {
+		benchmark.Close()
+	}
 	if err := session.Close(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)

@@ -14,7 +14,18 @@ type Probes struct {
 
 // ProbesOf finds the probes of a backend.
 func ProbesOf(b backend.Backend) Probes {
-	return Probes{}
+	var p Probes
+	if m, ok := b.(interface {
+		MeasureReadBandwidth() (bytesPerSecond float64, err error)
+	}); ok {
+		p.ReadBandwidth = m.MeasureReadBandwidth
+	}
+	if m, ok := b.(interface {
+		MeasurePeakFLOPs() (perSecond float64, err error)
+	}); ok {
+		p.PeakFLOPs = m.MeasurePeakFLOPs
+	}
+	return p
 }
 
 // ModelCost is the least bytes and arithmetic of a checkpoint's steps.

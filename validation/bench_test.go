@@ -1,0 +1,228 @@
+package validation
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/perf/benchfmt"
+)
+
+// benchmark is what the benchmarks run on. TestMain opens it before the first,
+// since configuration lines must come before the results.
+var benchmark *benchStand
+
+// benchStand is a model to run benchmarks on.
+type benchStand struct {
+	*Stand
+	opt Options
+}
+
+// benchmarksRun says whether -bench was given.
+func benchmarksRun() bool { return flag.Lookup("test.bench").Value.String() != "" }
+
+// openBench loads the model that the flags name; without a backend a tiny one
+// on the CPU, so that every machine can run the benchmarks in a moment. The
+// model is part of every benchmark's name: the two cannot be mixed up.
+func openBench(opt Options) (*benchStand, error) {
+	if opt.Backend == "" {
+		opt.Backend, opt.Checkpoint = "cpu", "random:qwen3.5-tiny"
+	}
+	if opt.Checkpoint == "" {
+		opt.Checkpoint = DefaultCheckpoint
+	}
+	stand, err := Open(&opt, opt.Checkpoint, Shape{
+		Rows: max(opt.MaxBatchSize, slices.Max(opt.Sizes)), Context: max(opt.PromptLength+opt.MaxTokens, prefillTokens[len(prefillTokens)-1]),
+		StepTokens: opt.Budget(), BlockSize: opt.BlockSize,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &benchStand{stand, opt}, nil
+}
+
+// printConfig writes the lines that tell benchstat what was measured.
+func (s *benchStand) printConfig(w io.Writer) {
+	env := ReadEnvironment(ModuleRoot())
+	env.Model.Name, env.Backend = s.Checkpoint.Name, s.Backend.Describe()
+	WriteUnits(w)
+	WriteConfig(w, &env)
+}
+
+// name is the sub-benchmark's.
+func (s *benchStand) name(rest ...string) string {
+	return BenchName(s.Checkpoint.Name, s.opt.Backend, rest...)
+}
+
+// BenchmarkGenerate serves concurrent requests in both modes, as the criteria
+// do. Compare with: benchstat -col /mode.
+func BenchmarkGenerate(b *testing.B) {
+	for _, mode := range []string{ArmSerial, ArmBatch} {
+		for _, n := range append([]int{1}, benchmark.opt.NumConcurrent...) {
+			b.Run(benchmark.name("mode="+mode, fmt.Sprintf("concurrent=%d", n)), func(b *testing.B) { benchmark.generate(b, mode, n) })
+		}
+	}
+}
+
+func (s *benchStand) generate(b *testing.B, mode string, n int) {
+	c := ThroughputCriterion(n)
+	arms := Arms(c, &s.opt, s.Arm)
+	arm := arms[slices.IndexFunc(arms, func(a Arm) bool { return a.Name == mode })]
+	x := &Experiment{Criterion: c, MaxTokens: s.opt.MaxTokens,
+		Prompts: NewPrompts(s.opt.Seed, "benchmark", s.opt.PromptLength, s.Checkpoint.Config.Vocab, s.Checkpoint.Config.EOS)}
+	rec := &Record{Criterion: c}
+	for b.Loop() {
+		requests := x.requests()
+		o, err := arm.Run(b.Context(), requests)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if p := checkBlock("benchmark", requests, []Arm{arm}, []*ArmOutcome{&o}); len(p) > 0 {
+			b.Fatal(p[0])
+		}
+		rec.Blocks = append(rec.Blocks, Block{Arms: []ArmRun{o.record(mode, requests)}})
+	}
+	sum := Summarise(rec, mode)
+	b.ReportMetric(1e9*sum.Elapsed/float64(b.N), "ns/op") // without making the scheduler and the prompts
+	b.ReportMetric(sum.TokensPerS, "tok/s")
+	b.ReportMetric(sum.RequestsPerS, "req/s")
+	b.ReportMetric(1e3*sum.TTFT.Avg, "TTFT-ms")
+	b.ReportMetric(1e3*sum.DecodeStep, "step-ms")
+}
+
+// BenchmarkDecodeStep times steps of one token a row.
+func BenchmarkDecodeStep(b *testing.B) {
+	for _, n := range benchmark.opt.Sizes {
+		b.Run(benchmark.name(fmt.Sprintf("batch=%d", n)), func(b *testing.B) { benchmark.decodeStep(b, n) })
+	}
+}
+
+func (s *benchStand) decodeStep(b *testing.B, rows int) {
+	// Contexts are those of the criteria: when the rows are full, they begin anew.
+	var batch *Rows
+	begin := func() {
+		if batch != nil {
+			batch.Close()
+		}
+		batch = s.rows(b, rows, s.opt.PromptLength)
+		for range 2 { // prefill, and one decode step to warm the shape
+			if err := batch.Step(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	begin()
+	var elapsed time.Duration
+	for b.Loop() {
+		if len(batch.Drawn[0]) == s.opt.MaxTokens {
+			b.StopTimer()
+			begin()
+			b.StartTimer()
+		}
+		start := time.Now()
+		if err := batch.Step(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		elapsed += time.Since(start)
+	}
+	batch.Close()
+	b.ReportMetric(float64(rows)*float64(b.N)/elapsed.Seconds(), "tok/s")
+	b.ReportMetric(1e3*elapsed.Seconds()/float64(b.N), "step-ms")
+}
+
+// prefillTokens are the lengths of the prompts of BenchmarkPrefill.
+var prefillTokens = []int{16, 64, 256}
+
+// BenchmarkPrefill times one prompt in one step.
+func BenchmarkPrefill(b *testing.B) {
+	for _, n := range prefillTokens {
+		if n <= benchmark.opt.Budget() {
+			b.Run(benchmark.name(fmt.Sprintf("tokens=%d", n)), func(b *testing.B) { benchmark.prefill(b, n) })
+		}
+	}
+}
+
+func (s *benchStand) prefill(b *testing.B, tokens int) {
+	var elapsed time.Duration
+	step := func() {
+		batch := s.rows(b, 1, tokens)
+		defer batch.Close()
+		start := time.Now()
+		if err := batch.Step(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		elapsed += time.Since(start)
+	}
+	step() // warms the shape
+	elapsed = 0
+	for b.Loop() {
+		step()
+	}
+	b.ReportMetric(float64(tokens)*float64(b.N)/elapsed.Seconds(), "tok/s")
+	b.ReportMetric(1e3*elapsed.Seconds()/float64(b.N), "TTFT-ms")
+}
+
+func (s *benchStand) rows(b *testing.B, rows, promptLength int) *Rows {
+	prompts := NewPrompts(s.opt.Seed, "benchmark", promptLength, s.Checkpoint.Config.Vocab, s.Checkpoint.Config.EOS)
+	list := make([][]int32, rows)
+	for i := range list {
+		list[i] = prompts.Next()
+	}
+	batch, err := NewRows(s.Engine, list)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return batch
+}
+
+// TestBenchmarks runs each benchmark once on a tiny model, so that none rots,
+// and holds names and metrics to what benchstat reads.
+func TestBenchmarks(t *testing.T) {
+	if benchmarksRun() {
+		t.Skip("they are about to run in earnest")
+	}
+	before := flag.Lookup("test.benchtime").Value.String()
+	require.NoError(t, flag.Set("test.benchtime", "2x"))
+	defer func() { require.NoError(t, flag.Set("test.benchtime", before)) }()
+	opt := tinyOptions(t)
+	opt.Sizes = []int{1, 2}
+	opt.TokenBudget = 256
+	s, err := openBench(opt)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+
+	var out strings.Builder
+	s.printConfig(&out)
+	run := func(name string, f func(b *testing.B), metrics ...string) {
+		r := testing.Benchmark(f)
+		require.Positive(t, r.N, "%s failed", name)
+		for _, m := range metrics {
+			require.Positive(t, r.Extra[m], "%s of %s", m, name)
+		}
+		fmt.Fprintf(&out, "Benchmark%s-2 %s\n", name, r)
+	}
+	for _, mode := range []string{ArmSerial, ArmBatch} {
+		run("Generate/"+s.name("mode="+mode, "concurrent=2"), func(b *testing.B) { s.generate(b, mode, 2) }, "tok/s", "req/s", "TTFT-ms", "step-ms")
+	}
+	run("DecodeStep/"+s.name("batch=2"), func(b *testing.B) { s.decodeStep(b, 2) }, "tok/s", "step-ms")
+	run("Prefill/"+s.name("tokens=16"), func(b *testing.B) { s.prefill(b, 16) }, "tok/s", "TTFT-ms")
+	require.Equal(t, opt.MaxBatchSize, s.Engine.FreeSequences(), "nothing is left behind")
+
+	reader := benchfmt.NewReader(strings.NewReader(out.String()), "bench.txt")
+	results := 0
+	for reader.Scan() {
+		if err, ok := reader.Result().(*benchfmt.SyntaxError); ok {
+			require.Fail(t, err.Error(), out.String())
+		}
+		if _, ok := reader.Result().(*benchfmt.Result); ok {
+			results++
+		}
+	}
+	require.Equal(t, 4, results)
+	require.Equal(t, "higher", better(reader, "tok/s"))
+}

@@ -1,0 +1,144 @@
+package sweep
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/batchproof/batchproof/validation/stats"
+)
+
+// Sweep is the samples of all sizes.
+type Sweep struct {
+	NewTokens int     `json:"new_tokens"`
+	Points    []Point `json:"points"` // by rising size
+}
+
+// Point is the samples of one size.
+type Point struct {
+	BatchSize int     `json:"batch_size"`
+	Warm      string  `json:"warm"` // how the warm-up ended
+	PrefillNS []int64 `json:"prefill_ns"`
+	StepNS    []int64 `json:"step_ns"` // of decode steps, all rounds
+}
+
+// Result is what a size comes to.
+type Result struct {
+	BatchSize    int
+	StepMS       float64 // median
+	MinMS, P95MS float64
+	Goodput      float64 // tokens/s
+	Speedup      float64
+	Efficiency   float64
+}
+
+// Run measures each size in every round, the sizes of a round in random order.
+// Size 1 must be among them.
+func Run(ctx context.Context, b *Bench, sizes []int, newTokens, rounds int, seed uint64) (*Sweep, error) {
+	s := &Sweep{NewTokens: newTokens}
+	for _, size := range sizes {
+		warm, err := b.warm(ctx, size)
+		if err != nil {
+			return nil, fmt.Errorf("batch size %d, warm-up: %w", size, err)
+		}
+		b.log("sweep: batch size %d: %s", size, warm)
+		s.Points = append(s.Points, Point{BatchSize: size, Warm: warm})
+	}
+	rng := rand.New(rand.NewPCG(seed, 0x7377656570))
+	begin := b.Now()
+	for round := range rounds {
+		for _, i := range rng.Perm(len(sizes)) {
+			r, err := b.time(ctx, sizes[i], newTokens-1, nil)
+			if err != nil {
+				return nil, fmt.Errorf("batch size %d, round %d: %w", sizes[i], round+1, err)
+			}
+			p := &s.Points[i]
+			p.PrefillNS = append(p.PrefillNS, int64(r.prefill))
+			for _, d := range r.decode {
+				p.StepNS = append(p.StepNS, int64(d))
+			}
+		}
+		elapsed := b.Now().Sub(begin)
+		left := elapsed / time.Duration(round+1) * time.Duration(rounds-round-1)
+		b.log("sweep: round %d of %d, about %s left", round+1, rounds, left.Round(time.Second))
+	}
+	return s, nil
+}
+
+// warm steps a size until its step time is stable, and says how that went.
+func (b *Bench) warm(ctx context.Context, size int) (string, error) {
+	var check stats.Check
+	_, err := b.time(ctx, size, MaxWarmSteps, func(times []time.Duration) bool {
+		s := make([]float64, len(times))
+		for i, d := range times {
+			s[i] = d.Seconds()
+		}
+		_, check = stats.Warm(s, warmWindow, warmTolerance)
+		return check.OK
+	})
+	return check.Reason, err
+}
+
+// Results sums the samples up.
+func (s *Sweep) Results() []Result {
+	out := make([]Result, len(s.Points))
+	for i := range s.Points {
+		p := &s.Points[i]
+		ms := make([]float64, len(p.StepNS))
+		total := 0.0
+		for k, ns := range p.StepNS {
+			ms[k] = float64(ns) / 1e6
+			total += ms[k] / 1e3
+		}
+		slices.Sort(ms)
+		out[i] = Result{BatchSize: p.BatchSize, StepMS: stats.Median(ms), MinMS: ms[0], P95MS: percentile(ms, 0.95),
+			Goodput: float64(p.BatchSize*len(ms)) / total}
+	}
+	one := slices.IndexFunc(out, func(r Result) bool { return r.BatchSize == 1 })
+	for i := range out {
+		out[i].Speedup = out[i].Goodput / out[one].Goodput
+		out[i].Efficiency = out[i].Speedup / float64(out[i].BatchSize)
+	}
+	return out
+}
+
+// percentile is the nearest-rank one: the smallest sample that at least the
+// share p of all samples does not exceed.
+func percentile(sorted []float64, p float64) float64 {
+	n := len(sorted)
+	for i := range n {
+		if float64(i+1) >= p*float64(n)-1e-9 {
+			return sorted[i]
+		}
+	}
+	return sorted[n-1]
+}
+
+// KneeEfficiency is the efficiency below which further rows are called dear.
+const KneeEfficiency = 0.8
+
+// Knee is the largest size whose efficiency is at least x; 0 if there is none.
+func Knee(results []Result, x float64) int {
+	knee := 0
+	for _, r := range results {
+		if r.Efficiency >= x {
+			knee = max(knee, r.BatchSize)
+		}
+	}
+	return knee
+}
+
+// Best is the result of the highest goodput.
+func Best(results []Result) Result {
+	return slices.MaxFunc(results, func(a, b Result) int {
+		switch {
+		case a.Goodput < b.Goodput:
+			return -1
+		case a.Goodput > b.Goodput:
+			return 1
+		}
+		return 0
+	})
+}
