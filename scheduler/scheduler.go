@@ -215,6 +215,10 @@ func (s *Scheduler) loop() {
 		if aborted {
 			s.m.cancelAll(context.Cause(s.ctx))
 		}
+		if len(s.m.over) > 0 { // a cancelled request does not wait for the others' step
+			s.publish()
+			s.deliver()
+		}
 		ran := s.m.step(s.ctx)
 		s.publish()
 		if s.after != nil {
