@@ -169,12 +169,17 @@ func (h *harness) openAttention(c *attentionCase, copies int) *attentionRun {
 	return r
 }
 
-// run replays the k-th copy of the sequences.
+// attend replays a copy of the sequences. Each step runs the other layer too,
+// with NaN, which must not be seen.
 func (h *harness) attend(r *attentionRun, copy int, p plan) []output {
 	h.Helper()
 	n := len(r.lengths)
+	other := r.spec
+	other.Layer = 1 - r.spec.Layer
+	poison, ignored := h.poison(p.widest(), r.width()), h.buffer(p.widest(), r.heads*r.dim)
 	return h.replay(r.seqs[copy*n:][:n], p, r.heads*r.dim, func(dst, src backend.Buffer) {
 		h.b.Attention(dst, src, &r.spec, r.cache)
+		h.b.Attention(ignored, poison, &other, r.cache)
 	})
 }
 

@@ -56,6 +56,18 @@ func (h *harness) randomPlan(seqs []*sequence) (p plan) {
 	return p
 }
 
+// widest is the number of tokens of the largest step.
+func (p plan) widest() (widest int) {
+	for _, step := range p {
+		n := 0
+		for _, s := range step {
+			n += s.count
+		}
+		widest = max(widest, n)
+	}
+	return widest
+}
+
 // chunked computes each sequence in prompt chunks of a size, all side by side.
 func chunked(seqs []*sequence, size int) (p plan) {
 	for start := 0; ; start += size {
@@ -112,6 +124,16 @@ func (p plan) merged() (out plan) {
 	return out
 }
 
+// poison makes a buffer of NaN.
+func (h *harness) poison(tokens, width int) backend.Buffer {
+	h.Helper()
+	rows := make([][]float32, tokens)
+	for i := range rows {
+		rows[i] = filled(width, nan)
+	}
+	return h.put(rows)
+}
+
 // output is what a mixer made of one sequence, by position.
 type output struct {
 	y      [][]float32
@@ -129,14 +151,7 @@ func (h *harness) replay(seqs []*sequence, p plan, outputs int, op func(dst, src
 		inputs = append(inputs, s.x...)
 	}
 	table := h.table(framed(inputs, nan))
-	widest := 0
-	for _, step := range p {
-		n := 0
-		for _, s := range step {
-			n += s.count
-		}
-		widest = max(widest, n)
-	}
+	widest := p.widest()
 	poison := make([][]float32, widest)
 	for i := range poison {
 		poison[i] = filled(outputs, nan)
