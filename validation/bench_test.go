@@ -49,9 +49,9 @@ func openBench(opt Options) (*benchStand, error) {
 // printConfig writes the lines that tell benchstat what was measured.
 func (s *benchStand) printConfig(w io.Writer) {
 	env := ReadEnvironment(ModuleRoot())
-	env.Model.Name, env.Backend = s.Checkpoint.Name, s.Backend.Describe()
+	env.Backend = s.Backend.Describe()
 	WriteUnits(w)
-	WriteConfig(w, &env)
+	WriteConfig(w, &env, s.Checkpoint.Name)
 }
 
 // name is the sub-benchmark's.

@@ -21,9 +21,9 @@ func WriteUnits(w io.Writer) {
 }
 
 // WriteConfig writes the configuration lines that identify a measurement.
-func WriteConfig(w io.Writer, e *Environment) {
+func WriteConfig(w io.Writer, e *Environment, model string) {
 	for _, line := range [][2]string{
-		{"model", e.Model.Name}, {"engine", e.Backend}, {"commit", e.Commit}, {"kernel", e.Kernel},
+		{"model", model}, {"engine", e.Backend}, {"commit", e.Commit}, {"kernel", e.Kernel},
 		{"cores", fmt.Sprint(e.Cores)},
 	} {
 		if line[1] != "" {
@@ -52,9 +52,12 @@ func benchValue(s string) string {
 // interleaved samples.
 func BenchLines(r *Results) []byte {
 	var out bytes.Buffer
+	if r.Model == nil {
+		return nil
+	}
 	WriteUnits(&out)
 	fmt.Fprintf(&out, "goos: %s\ngoarch: %s\ncpu: %s\n", r.Environment.OS, r.Environment.Arch, r.Environment.CPU)
-	WriteConfig(&out, &r.Environment)
+	WriteConfig(&out, &r.Environment, r.Model.Name)
 	for _, rec := range r.Criteria {
 		for i := range rec.Blocks {
 			for k := range rec.Blocks[i].Arms {
@@ -72,7 +75,7 @@ func BenchLines(r *Results) []byte {
 func benchLine(w io.Writer, r *Results, rec *Record, run *ArmRun) {
 	one := &Record{Criterion: rec.Criterion, Blocks: []Block{{Arms: []ArmRun{*run}}}}
 	s := Summarise(one, run.Arm)
-	name := BenchName(r.Environment.Model.Name, r.Options.Backend, "mode="+run.Arm, fmt.Sprintf("concurrent=%d", rec.Criterion.Concurrent))
+	name := BenchName(r.Model.Name, r.Options.Backend, "mode="+run.Arm, fmt.Sprintf("concurrent=%d", rec.Criterion.Concurrent))
 	fmt.Fprintf(w, "BenchmarkGenerate/%s-%d 1 %d ns/op %.6g tok/s %.6g req/s %.6g TTFT-ms %.6g step-ms\n",
 		name, runtime.GOMAXPROCS(0), run.ElapsedNS, s.TokensPerS, s.RequestsPerS, 1e3*s.TTFT.Avg, 1e3*s.DecodeStep)
 }

@@ -69,9 +69,6 @@ func needBackend(t testing.TB) {
 
 func assertCriterion(t *testing.T, c Criterion) {
 	t.Helper()
-	if err := session.Open(t.Output()); err != nil {
-		t.Fatal(err)
-	}
 	j, err := session.Measure(c, t.Output())
 	if err != nil {
 		t.Fatal(err)

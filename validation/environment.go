@@ -24,7 +24,6 @@ type Environment struct {
 	MemoryBytes int64             `json:"memory_bytes"`
 	Governor    string            `json:"cpu_governor,omitempty"`
 	Backend     string            `json:"backend"` // as it describes itself
-	Model       ModelInfo         `json:"model"`
 	CommandLine []string          `json:"command_line"`
 }
 

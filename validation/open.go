@@ -152,3 +152,8 @@ func Arms(c Criterion, opt *Options, arm func(name string, cfg scheduler.Config)
 	}
 	return arms
 }
+
+// Info is what results say about the model.
+func (s *Stand) Info() ModelInfo {
+	return ModelInfo{Name: s.Checkpoint.Name, DType: s.Checkpoint.DType().String(), Config: s.Checkpoint.Config}
+}

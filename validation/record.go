@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/batchproof/batchproof/validation/stats"
+	"github.com/batchproof/batchproof/validation/sweep"
 )
 
 // SchemaVersion counts the incompatible changes of results.json.
@@ -13,15 +14,23 @@ const SchemaVersion = 1
 // instants of a run are nanoseconds since its arm began; all else has its unit
 // in its name.
 type Results struct {
-	Schema      int         `json:"schema"`
-	Started     time.Time   `json:"started"`
-	Finished    *time.Time  `json:"finished,omitempty"` // absent while running, and if the run died
-	Interrupted bool        `json:"interrupted,omitempty"`
-	Environment Environment `json:"environment"`
-	Options     Options     `json:"options"`
-	Criteria    []*Record   `json:"criteria"`
-	Sweep       any         `json:"sweep,omitempty"`
-	Blocking    any         `json:"blocking,omitempty"`
+	Schema      int          `json:"schema"`
+	Started     time.Time    `json:"started"`
+	Finished    *time.Time   `json:"finished,omitempty"` // absent while running, and if the run died
+	Interrupted bool         `json:"interrupted,omitempty"`
+	Environment Environment  `json:"environment"`
+	Model       *ModelInfo   `json:"model,omitempty"` // of the criteria
+	Options     Options      `json:"options"`
+	Criteria    []*Record    `json:"criteria"`
+	Sweep       *SweepRecord `json:"sweep,omitempty"`
+}
+
+// SweepRecord holds the samples of static batching.
+type SweepRecord struct {
+	Model      ModelInfo       `json:"model"`
+	Sweep      *sweep.Sweep    `json:"sizes,omitempty"`
+	Blocking   *sweep.Blocking `json:"blocking,omitempty"`
+	Comparison *Comparison     `json:"continuous_against_static,omitempty"`
 }
 
 // Record holds the samples of one criterion.

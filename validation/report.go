@@ -21,7 +21,8 @@ func (j *Judgement) Print(w io.Writer) {
 		j.Serial.print(p)
 		j.Batch.print(p)
 		p("roofline", "%s", j.rooflineText())
-		p("scheduler", "%s between two steps, %.2f %% of a step (serial arm %s)", humanS(j.Batch.SchedulerCost), 100*j.Batch.SchedulerShare(), humanS(j.Serial.SchedulerCost))
+		p("scheduler", "%s between two steps, %.2f %% of a step (serial arm %s); planning by its own account %s a step",
+			humanS(j.Batch.SchedulerCost), 100*j.Batch.SchedulerShare(), humanS(j.Serial.SchedulerCost), humanS(j.Batch.PlanPerStep))
 		p("time", "%s", j.timeText())
 	}
 	if known(j.Control.Median) {

@@ -30,7 +30,6 @@ func TestSession(t *testing.T) {
 	opt := tinyOptions(t)
 	var table, log bytes.Buffer
 	s := NewSession(t.Context(), opt, &table)
-	require.NoError(t, s.Open(&log))
 	for _, c := range []Criterion{LatencyCriterion(), ThroughputCriterion(2), ThroughputCriterion(3)} {
 		j, err := s.Measure(c, &log)
 		require.NoError(t, err)
@@ -116,7 +115,6 @@ func better(r *benchfmt.Reader, unit string) string {
 func TestSessionInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	s := NewSession(ctx, tinyOptions(t), new(bytes.Buffer))
-	require.NoError(t, s.Open(new(bytes.Buffer)))
 	_, err := s.Measure(LatencyCriterion(), new(bytes.Buffer))
 	require.NoError(t, err)
 	j, err := s.Measure(ThroughputCriterion(2), writerFunc(func(p []byte) {
@@ -170,8 +168,10 @@ func TestSessionRefuses(t *testing.T) {
 			opt := tinyOptions(t)
 			c.spoil(t, &opt)
 			s := NewSession(t.Context(), opt, new(bytes.Buffer))
-			require.ErrorContains(t, s.Open(new(bytes.Buffer)), c.want)
-			require.ErrorContains(t, s.Open(new(bytes.Buffer)), "see the first failure")
+			_, err := s.Measure(LatencyCriterion(), new(bytes.Buffer))
+			require.ErrorContains(t, err, c.want)
+			_, err = s.Measure(ThroughputCriterion(2), new(bytes.Buffer))
+			require.EqualError(t, err, "not measured: the session could not begin, see the first failure")
 			require.NoError(t, s.Close())
 		})
 	}

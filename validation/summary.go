@@ -40,6 +40,7 @@ type ArmSummary struct {
 	DecodeElapsed  float64     // the other steps
 	DecodeSteps    int
 	SchedulerCost  float64 // median time between two steps, seconds
+	PlanPerStep    float64 // the same by the scheduler's own account, mean, seconds
 }
 
 // Overhead is the time that no step accounts for.
@@ -52,7 +53,7 @@ func (s *ArmSummary) SchedulerShare() float64 { return s.SchedulerCost / s.Decod
 func Summarise(rec *Record, arm string) ArmSummary {
 	s := ArmSummary{Arm: arm, Histogram: make(map[int]int)}
 	var latency, ttft, gaps, decode, between []float64
-	requests, tokens, decodeRows := 0, 0, 0
+	requests, tokens, decodeRows, plan := 0, 0, 0, 0.0
 	for i := range rec.Blocks {
 		run := rec.Blocks[i].Run(arm)
 		if run == nil {
@@ -72,6 +73,7 @@ func Summarise(rec *Record, arm string) ArmSummary {
 				}
 			}
 		}
+		plan += seconds(run.PlanNS)
 		log := &run.Steps
 		for k := range log.Len() {
 			s.Steps++
@@ -93,6 +95,7 @@ func Summarise(rec *Record, arm string) ArmSummary {
 	s.Latency, s.TTFT = spread(latency), spread(ttft)
 	s.RequestsPerS, s.TokensPerS = float64(requests)/s.Elapsed, float64(tokens)/s.Elapsed
 	s.Gap, s.DecodeStep, s.SchedulerCost = stats.Median(gaps), stats.Median(decode), stats.Median(between)
+	s.PlanPerStep = plan / float64(s.Steps)
 	s.MeanRows = float64(decodeRows) / float64(s.DecodeSteps)
 	return s
 }

@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	sessions = flag.Int("sessions", 400, "simulated sessions a point of the error-rate table")
+	sessions = flag.Int("sessions", 300, "simulated sessions a point of the error-rate table")
 	gridName = flag.String("grid", "reduced", "points of the error-rate table: reduced or full")
 	seedFlag = flag.Uint64("seed", 1, "seed of the simulated sessions")
 	outDir   = flag.String("out", "", "folder for the error-rate table and the power curve; none if empty")
@@ -95,7 +95,7 @@ func TestErrorRatesCatchBadRules(t *testing.T) {
 		return Fail, 10
 	}
 	for name, bad := range map[string]rule{"peeking": byPlan(peek), "one rank too near": byPlan(near), "averages": average} {
-		points := grid(allTargets[:1], models, []float64{-edge, edge}, 2000)
+		points := grid(allTargets[:1], models, []float64{-edge, edge}, 1000)
 		simulate(points, models, 1, bad)
 		q := requirements(points, nil)[0]
 		t.Logf("%s: wrong %.3f", name, q.Worst)

@@ -93,7 +93,7 @@ func (s *Sweep) Results() []Result {
 			total += ms[k] / 1e3
 		}
 		slices.Sort(ms)
-		out[i] = Result{BatchSize: p.BatchSize, StepMS: stats.Median(ms), MinMS: ms[0], P95MS: percentile(ms, 0.95),
+		out[i] = Result{BatchSize: p.BatchSize, StepMS: stats.Median(ms), MinMS: ms[0], P95MS: Percentile(ms, 0.95),
 			Goodput: float64(p.BatchSize*len(ms)) / total}
 	}
 	one := slices.IndexFunc(out, func(r Result) bool { return r.BatchSize == 1 })
@@ -104,9 +104,9 @@ func (s *Sweep) Results() []Result {
 	return out
 }
 
-// percentile is the nearest-rank one: the smallest sample that at least the
+// Percentile is the nearest-rank one: the smallest sample that at least the
 // share p of all samples does not exceed.
-func percentile(sorted []float64, p float64) float64 {
+func Percentile(sorted []float64, p float64) float64 {
 	n := len(sorted)
 	for i := range n {
 		if float64(i+1) >= p*float64(n)-1e-9 {
