@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) {
 	flag.Set("rapid.nofailfile", "true") // the seed it prints says it all
-	flag.Set("rapid.checks", "40")
+	flag.Set("rapid.checks", "25")
 	goleak.VerifyTestMain(m)
 }
 
