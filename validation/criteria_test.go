@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+	"time"
 )
 
 var session *Session // of this run of the suite; set by TestMain before any test
@@ -24,6 +25,8 @@ func TestMain(m *testing.M) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	ctx, cancel := beforeTimeout(ctx)
+	defer cancel()
 	session = NewSession(ctx, opt, os.Stdout)
 	if benchmarksRun() {
 		var err error
@@ -42,6 +45,18 @@ func TestMain(m *testing.M) {
 		code = max(code, 1)
 	}
 	os.Exit(code)
+}
+
+// beforeTimeout ends measurements shortly before go test would end the process,
+// so that what was measured is judged and the table is printed.
+func beforeTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	timeout := flag.Lookup("test.timeout").Value.(flag.Getter).Get().(time.Duration)
+	if timeout <= 0 {
+		return context.WithCancel(ctx)
+	}
+	spare := min(15*time.Second, timeout/4)
+	return context.WithDeadlineCause(ctx, time.Now().Add(timeout-spare),
+		fmt.Errorf("the timeout of go test, %v, is near: pass a longer one, such as -timeout 60m", timeout))
 }
 
 // TestSingleRequestLatency: batch mode costs a lone request at most 5 %.

@@ -48,8 +48,8 @@ func (o *Options) Register(fs *flag.FlagSet) {
 	o.NumConcurrent, o.Sizes = []int{2, 4, 8}, []int{1, 2, 4, 8}
 	fs.StringVar(&o.Backend, "backend", "", "backend to measure, `cpu|cuda`; without it the criteria are skipped")
 	fs.StringVar(&o.Checkpoint, "checkpoint", "", "`DIR|random:NAME` to measure (default "+DefaultCheckpoint+", for the sweep "+DefaultSweepCheckpoint+")")
-	fs.IntVar(&o.MaxTokens, "max-tokens", 128, "tokens that each request generates")
-	fs.IntVar(&o.PromptLength, "prompt-length", 32, "tokens of each prompt")
+	fs.IntVar(&o.MaxTokens, "max-tokens", specifiedMaxTokens, "tokens that each request generates")
+	fs.IntVar(&o.PromptLength, "prompt-length", specifiedPromptLength, "tokens of each prompt")
 	fs.Var((*intList)(&o.NumConcurrent), "num-concurrent", "concurrency levels of the throughput criteria")
 	fs.Var(&count{value: &o.WarmupRuns}, "warmup-runs", "warm-up `blocks` (default 3 for latency, 1 for throughput)")
 	fs.Var(&count{value: &o.TestRuns}, "test-runs", "measured `blocks`, exactly so many; a 95 % bound takes 5 (default: from 10 for latency and 6 for throughput until the verdict is decided, at most 24)")
@@ -103,6 +103,23 @@ func (o *Options) Budget() int {
 	}
 	return max(256, o.MaxBatchSize-1+chunkSize)
 }
+
+// deviations says where the requests are not the specified ones.
+func (o *Options) deviations() string {
+	var d []string
+	if o.MaxTokens != specifiedMaxTokens {
+		d = append(d, fmt.Sprintf("%d tokens a request instead of %d", o.MaxTokens, specifiedMaxTokens))
+	}
+	if o.PromptLength != specifiedPromptLength {
+		d = append(d, fmt.Sprintf("prompts of %d tokens instead of %d", o.PromptLength, specifiedPromptLength))
+	}
+	return strings.Join(d, ", ")
+}
+
+const (
+	specifiedMaxTokens    = 128
+	specifiedPromptLength = 32
+)
 
 // chunkSize is the scheduler's default; a step must hold one chunk beside the other rows.
 const chunkSize = 64

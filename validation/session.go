@@ -166,6 +166,9 @@ func (s *Session) Close() error {
 	if len(s.judgements) > 0 {
 		fmt.Fprintln(s.Out)
 		PrintTable(s.Out, s.judgements)
+		if d := s.Options.deviations(); d != "" {
+			fmt.Fprintf(s.Out, "not as specified: %s\n", d)
+		}
 	}
 	fmt.Fprintf(s.Out, "\nresults: %s\n", s.store.Dir)
 	if lost := s.store.Err(); lost != nil {

@@ -40,6 +40,7 @@ func TestSession(t *testing.T) {
 	require.NoError(t, s.Close())
 	require.Contains(t, log.String(), "throughput, 2 concurrent: block 2 of 2, ratio ")
 	require.Contains(t, log.String(), "no 95 % bound from 2 blocks")
+	require.Contains(t, table.String(), "not as specified: 4 tokens a request instead of 128, prompts of 5 tokens instead of 32")
 	for _, row := range []string{"single-request latency", "throughput, 2 concurrent", "throughput, 8 concurrent", "not measured", "throughput, 3 concurrent", "MEASURED"} {
 		require.Contains(t, table.String(), row)
 	}
