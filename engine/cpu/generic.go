@@ -198,7 +198,7 @@ func streamGeneric(p *byte, bytes int) (sum uint32) {
 
 // multiplyGeneric has one lane: what the generic kernels can reach.
 func multiplyGeneric(rounds int) (sum float32) {
-	var s [12]float32
+	var s [multiplyChains]float32
 	for range rounds {
 		for i := range s {
 			s[i] = fma(s[i], 0.5, 1)

@@ -3,7 +3,8 @@ package cpu
 // kernels are the inner loops in one instruction set. All sets compute the
 // same bits.
 type kernels struct {
-	rows int // at most so many rows share a pass over a panel
+	rows  int // at most so many rows share a pass over a panel
+	lanes int // float32 in a vector
 
 	// tile accumulates acc[r][o] += Σ x[i][r]·w[i][o] over pairs of inputs, for
 	// 32 outputs and rows+1 rows: tile[0] is for one row. acc is [rows][32], x
@@ -24,7 +25,7 @@ type kernels struct {
 	index func(x *float32, n int, v float32) int
 
 	// To measure the machine: stream reads memory in blocks of streamBytes,
-	// multiply does 12 fused multiply-adds of all lanes in each round.
+	// multiply does multiplyChains fused multiply-adds of all lanes in each round.
 	stream   func(p *byte, bytes int) uint32
 	multiply func(rounds int) float32
 }
@@ -32,12 +33,14 @@ type kernels struct {
 type tileKernel func(acc *float32, w *byte, x *float32, pairs int)
 
 const (
-	maxTileRows = 12
-	streamBytes = 256
+	maxTileRows    = 12
+	streamBytes    = 256
+	multiplyChains = 12
 )
 
 var generic = &kernels{
 	rows:     4,
+	lanes:    1,
 	tileBF16: tilesGeneric(tileBF16Generic),
 	tileF32:  tilesGeneric(tileF32Generic),
 	dot:      dotGeneric,

@@ -1,0 +1,89 @@
+package cpu
+
+import (
+	"math"
+	"time"
+	"unsafe"
+
+	"github.com/klauspost/cpuid/v2"
+)
+
+// probeTask measures the machine with all workers at once.
+type probeTask struct {
+	b      *Backend
+	memory []byte // to stream through; nil to multiply
+	touch  bool   // write the memory instead, so that it is there
+	rounds int
+	sink   []uint32
+}
+
+const (
+	probeRuns   = 6
+	probeBytes  = 1 << 20 // of one call
+	probeRounds = 1 << 17
+)
+
+// MeasureReadBandwidth streams through memory far larger than the caches with
+// all workers, and returns the best of several runs in bytes a second. The
+// backend must be idle.
+func (b *Backend) MeasureReadBandwidth() (bytesPerSecond float64, err error) {
+	return b.measureBandwidth(min(max(4*cpuid.CPU.Cache.L3, 256<<20), 1<<30))
+}
+
+func (b *Backend) measureBandwidth(bytes int) (float64, error) {
+	var mem arena
+	p, err := mem.alloc(bytes)
+	if err != nil {
+		return 0, err
+	}
+	t := b.newProbe()
+	t.memory = unsafe.Slice((*byte)(p), bytes)
+	t.touch = true
+	b.pool.run(t)
+	t.touch = false
+	best := b.best(t)
+	return float64(bytes/probeBytes*probeBytes) / best.Seconds(), mem.close()
+}
+
+// MeasurePeakFLOPs keeps the multipliers of all workers busy from registers, and
+// returns the best of several runs in operations a second: a fused
+// multiply-add counts as two. The backend must be idle.
+func (b *Backend) MeasurePeakFLOPs() (perSecond float64, err error) {
+	t := b.newProbe()
+	t.rounds = probeRounds
+	best := b.best(t)
+	return float64(2*multiplyChains*b.kernels.lanes*t.rounds*b.pool.workers) / best.Seconds(), nil
+}
+
+func (b *Backend) newProbe() *probeTask {
+	return &probeTask{b: b, sink: make([]uint32, b.pool.workers*lineBytes/4)}
+}
+
+func (b *Backend) best(t *probeTask) time.Duration {
+	best := time.Duration(math.MaxInt64)
+	for range probeRuns {
+		start := time.Now()
+		b.pool.run(t)
+		best = min(best, max(time.Since(start), 1))
+	}
+	return best
+}
+
+func (t *probeTask) work(worker int) {
+	sink := &t.sink[worker*lineBytes/4]
+	if t.memory == nil {
+		*sink += uint32(t.b.kernels.multiply(t.rounds))
+		return
+	}
+	lo, hi := t.b.pool.part(worker, len(t.memory)/probeBytes)
+	for i := lo; i < hi; i++ { // one call for all would hold up the garbage collector
+		p := t.memory[i*probeBytes:][:probeBytes]
+		if t.touch {
+			for j := 0; j < len(p); j += lineBytes {
+				p[j] = 1
+			}
+			continue
+		}
+		*sink += t.b.kernels.stream(&p[0], len(p))
+	}
+}
