@@ -22,10 +22,11 @@ func (c *Config) Tensors() []weights.Spec {
 	add := func(name string, dtype backend.DType, low, high float32, shape ...int) {
 		specs = append(specs, weights.Spec{Name: name, Shape: shape, DType: dtype, Low: low, High: high})
 	}
-	linear := func(name string, out, in int) {
-		r := float32(math.Sqrt(3 / float64(in)))
+	scaled := func(name string, out, in int, gain float64) {
+		r := float32(gain * math.Sqrt(3/float64(in)))
 		add(name, backend.BF16, -r, r, out, in)
 	}
+	linear := func(name string, out, in int) { scaled(name, out, in, 1) }
 	norm := func(name string, n int) {
 		if c.Arch == Qwen35 { // zero-centred
 			add(name, backend.BF16, -0.1, 0.1, n)
@@ -44,7 +45,9 @@ func (c *Config) Tensors() []weights.Spec {
 			linear(a+"q_proj.weight", c.qkvWidth()-2*c.KVHeads*c.HeadDim, c.Hidden) // with the gate, if any
 			linear(a+"k_proj.weight", c.KVHeads*c.HeadDim, c.Hidden)
 			linear(a+"v_proj.weight", c.KVHeads*c.HeadDim, c.Hidden)
-			linear(a+"o_proj.weight", c.Hidden, q)
+			// Half the gain: what random attention adds is much the same for all
+			// tokens, and must not drown what is their own.
+			scaled(a+"o_proj.weight", c.Hidden, q, 0.5)
 			if c.Arch == Qwen35 {
 				norm(a+"q_norm.weight", c.HeadDim)
 				norm(a+"k_norm.weight", c.HeadDim)

@@ -17,7 +17,7 @@ import (
 // a hostile file from costing more than it is worth.
 const (
 	maxHeaderBytes = 100_000_000
-	maxTensors     = 1 << 18
+	maxTensors     = 1 << 16
 	maxNameBytes   = 1024
 	maxRank        = 8
 )

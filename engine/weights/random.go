@@ -3,6 +3,7 @@ package weights
 import (
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/batchproof/batchproof/engine/backend"
 )
@@ -32,6 +33,7 @@ import (
 // functions on which two machines differ.
 func Random(seed uint64, specs []Spec) (Set, error) {
 	set := &randomSet{tensors: make(map[string]*randomTensor, len(specs))}
+	tables := map[[2]float32]func() *bf16Table{} // by low and step: many tensors share one
 	for i := range specs {
 		spec := &specs[i]
 		n, err := elements(spec.Shape)
@@ -41,13 +43,21 @@ func Random(seed uint64, specs []Spec) (Set, error) {
 		if set.tensors[spec.Name] != nil {
 			return nil, fmt.Errorf("random weights: tensor %q: specified twice", spec.Name)
 		}
-		set.names = append(set.names, spec.Name)
-		set.tensors[spec.Name] = &randomTensor{
+		t := &randomTensor{
 			spec: *spec, n: n,
 			key:  mix64(seed + mix64(fnv1a(spec.Name))),
 			low:  spec.Low,
 			step: (spec.High - spec.Low) / (1 << 17),
 		}
+		if spec.DType == backend.BF16 {
+			at := [2]float32{t.low, t.step}
+			if tables[at] == nil {
+				tables[at] = sync.OnceValue(func() *bf16Table { return newBF16Table(at[0], at[1]) })
+			}
+			t.table = tables[at]
+		}
+		set.names = append(set.names, spec.Name)
+		set.tensors[spec.Name] = t
 	}
 	slices.Sort(set.names)
 	return set, nil
@@ -71,11 +81,24 @@ func (s *randomSet) Lookup(name string) (backend.Source, bool) {
 func (s *randomSet) Close() error { return nil }
 
 type randomTensor struct {
-	spec Spec
-	n    int
-	key  uint64
-	low  float32
-	step float32
+	spec  Spec
+	n     int
+	key   uint64
+	low   float32
+	step  float32
+	table func() *bf16Table // nil for F32
+}
+
+// bf16Table has the value of each u. Looking up is some three times as fast as
+// computing and rounding.
+type bf16Table [1 << 16]uint16
+
+func newBF16Table(low, step float32) *bf16Table {
+	table := new(bf16Table)
+	for u := range table {
+		table[u] = backend.EncodeBF16(uniform(uint16(u), low, step))
+	}
+	return table
 }
 
 func (t *randomTensor) Name() string         { return t.spec.Name }
@@ -89,19 +112,19 @@ func (t *randomTensor) ReadF32(dst []float32, offset int) error {
 	if err := checkRange(t.spec.Name, t.n, len(dst), offset); err != nil {
 		return err
 	}
-	round := t.spec.DType == backend.BF16
-	for len(dst) > 0 {
-		word, n := t.word(offset, len(dst))
-		for j := range dst[:n] {
-			dst[j] = uniform(word, t.low, t.step)
-			word >>= 16
+	if t.spec.DType == backend.BF16 {
+		var buf [1024]uint16
+		for len(dst) > 0 {
+			h := buf[:min(len(buf), len(dst))]
+			t.fill(h, offset)
+			backend.WidenBF16(dst, h)
+			dst, offset = dst[len(h):], offset+len(h)
 		}
-		if round {
-			for j, f := range dst[:n] {
-				dst[j] = backend.DecodeBF16(backend.EncodeBF16(f))
-			}
-		}
-		dst, offset = dst[n:], offset+n
+		return nil
+	}
+	for i := range dst {
+		word, _ := t.word(offset+i, 1)
+		dst[i] = uniform(uint16(word), t.low, t.step)
 	}
 	return nil
 }
@@ -113,28 +136,29 @@ func (t *randomTensor) ReadBF16(dst []uint16, offset int) error {
 	if err := checkRange(t.spec.Name, t.n, len(dst), offset); err != nil {
 		return err
 	}
-	low, step := t.low, t.step
+	t.fill(dst, offset)
+	return nil
+}
+
+// fill is ReadBF16, checked.
+func (t *randomTensor) fill(dst []uint16, offset int) {
+	table := t.table()
 	for len(dst) > 0 {
-		if offset%4 != 0 || len(dst) < 4 { // a part of a word
-			word, n := t.word(offset, len(dst))
+		word, n := t.word(offset, len(dst))
+		if n == 4 {
+			d := dst[:4]
+			d[0] = table[uint16(word)]
+			d[1] = table[uint16(word>>16)]
+			d[2] = table[uint16(word>>32)]
+			d[3] = table[uint16(word>>48)]
+		} else { // a part of a word
 			for j := range dst[:n] {
-				dst[j] = backend.EncodeBF16(uniform(word, low, step))
+				dst[j] = table[uint16(word)]
 				word >>= 16
 			}
-			dst, offset = dst[n:], offset+n
-			continue
 		}
-		counter := t.key + uint64(offset/4)*weyl
-		for ; len(dst) >= 4; dst, offset = dst[4:], offset+4 {
-			counter += weyl
-			word, d := mix64(counter), dst[:4]
-			d[0] = backend.EncodeBF16(uniform(word, low, step))
-			d[1] = backend.EncodeBF16(uniform(word>>16, low, step))
-			d[2] = backend.EncodeBF16(uniform(word>>32, low, step))
-			d[3] = backend.EncodeBF16(uniform(word>>48, low, step))
-		}
+		dst, offset = dst[n:], offset+n
 	}
-	return nil
 }
 
 // word is the random bits of the elements from offset on, lowest first, and
@@ -145,10 +169,10 @@ func (t *randomTensor) word(offset, want int) (word uint64, n int) {
 	return word >> (16 * lane), min(4-lane, want)
 }
 
-// uniform maps the low 16 bits of word to a value. The conversions around the
-// product forbid the compiler to fuse it with the sum, which some machines would.
-func uniform(word uint64, low, step float32) float32 {
-	return low + float32(float32(int32(word&0xffff)*2+1)*step)
+// uniform is the value of u. The conversion of the product forbids the
+// compiler to fuse it with the sum, which on some machines it would.
+func uniform(u uint16, low, step float32) float32 {
+	return low + float32(float32(2*int32(u)+1)*step)
 }
 
 // weyl is the step of SplitMix64's counter.

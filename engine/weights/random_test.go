@@ -148,6 +148,11 @@ func TestRandomConcurrent(t *testing.T) {
 	}
 	wg.Wait()
 	assert.Equal(t, whole, parts)
+
+	wide, want := make([]float32, n-5), make([]float32, n-5)
+	require.NoError(t, src.ReadF32(wide, 5))
+	backend.WidenBF16(want, whole[5:])
+	assert.Equal(t, want, wide)
 }
 
 func TestRandomErrors(t *testing.T) {
