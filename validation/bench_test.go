@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/perf/benchfmt"
+
+	"github.com/batchproof/batchproof/scheduler"
 )
 
 // benchmark is what the benchmarks run on. TestMain opens it before the first,
@@ -36,9 +38,10 @@ func openBench(opt Options) (*benchStand, error) {
 	if opt.Checkpoint == "" {
 		opt.Checkpoint = DefaultCheckpoint
 	}
+	rows := max(opt.MaxBatchSize, slices.Max(opt.Sizes))
 	stand, err := Open(&opt, opt.Checkpoint, Shape{
-		Rows: max(opt.MaxBatchSize, slices.Max(opt.Sizes)), Context: max(opt.PromptLength+opt.MaxTokens, prefillTokens[len(prefillTokens)-1]),
-		StepTokens: opt.Budget(), BlockSize: opt.BlockSize,
+		Rows: rows, Context: max(opt.PromptLength+max(opt.MaxTokens, opt.LongTokens), slices.Max(prefillTokens)),
+		StepTokens: max(opt.Budget(), rows*opt.PromptLength, rows-1+chunkSize), BlockSize: opt.BlockSize,
 	})
 	if err != nil {
 		return nil, err
@@ -73,8 +76,7 @@ func (s *benchStand) generate(b *testing.B, mode string, n int) {
 	c := ThroughputCriterion(n)
 	arms := Arms(c, &s.opt, s.Arm)
 	arm := arms[slices.IndexFunc(arms, func(a Arm) bool { return a.Name == mode })]
-	x := &Experiment{Criterion: c, MaxTokens: s.opt.MaxTokens,
-		Prompts: NewPrompts(s.opt.Seed, "benchmark", s.opt.PromptLength, s.Checkpoint.Config.Vocab, s.Checkpoint.Config.EOS)}
+	x := &Experiment{Criterion: c, MaxTokens: s.opt.MaxTokens, Prompts: s.prompts(s.opt.PromptLength)}
 	rec := &Record{Criterion: c}
 	for b.Loop() {
 		requests := x.requests()
@@ -135,6 +137,39 @@ func (s *benchStand) decodeStep(b *testing.B, rows int) {
 	b.ReportMetric(1e3*elapsed.Seconds()/float64(b.N), "step-ms")
 }
 
+// BenchmarkHeadOfLineBlocking serves one long request and short ones, in a static
+// and in a continuous batch.
+func BenchmarkHeadOfLineBlocking(b *testing.B) {
+	for _, p := range []scheduler.Policy{scheduler.Static, scheduler.Continuous} {
+		b.Run(benchmark.name("mode="+string(p), fmt.Sprintf("batch=%d", slices.Max(benchmark.opt.Sizes))), func(b *testing.B) { benchmark.blocking(b, p) })
+	}
+}
+
+func (s *benchStand) blocking(b *testing.B, p scheduler.Policy) {
+	rows := slices.Max(s.opt.Sizes)
+	arm := s.Arm(string(p), scheduler.Config{Policy: p, MaxBatchSize: rows})
+	prompts := s.prompts(s.opt.PromptLength)
+	sums := make(map[string]float64)
+	for b.Loop() {
+		requests := blockingRequests(prompts, rows, s.opt.LongTokens, s.opt.ShortTokens)
+		o, err := arm.Run(b.Context(), requests)
+		if err != nil {
+			b.Fatal(err)
+		}
+		// Nothing to compare with here: an arm against itself checks that all ended well.
+		if err := new(Comparison).Add("benchmark", requests, &o, &o); err != nil {
+			b.Fatal(err)
+		}
+		for _, f := range side(&o) {
+			sums[f.name] += f.value
+		}
+	}
+	n := float64(b.N)
+	b.ReportMetric(1e9*sums[makespan]/n, "ns/op")
+	b.ReportMetric(sums["goodput tok/s"]/n, "tok/s")
+	b.ReportMetric(sums["token-slots computed"]/n, "slots")
+}
+
 // prefillTokens are the lengths of the prompts of BenchmarkPrefill.
 var prefillTokens = []int{16, 64, 256}
 
@@ -167,8 +202,12 @@ func (s *benchStand) prefill(b *testing.B, tokens int) {
 	b.ReportMetric(1e3*elapsed.Seconds()/float64(b.N), "TTFT-ms")
 }
 
+func (s *benchStand) prompts(length int) *Prompts {
+	return NewPrompts(s.opt.Seed, "benchmark", length, s.Checkpoint.Config.Vocab, s.Checkpoint.Config.EOS)
+}
+
 func (s *benchStand) rows(b *testing.B, rows, promptLength int) *Rows {
-	prompts := NewPrompts(s.opt.Seed, "benchmark", promptLength, s.Checkpoint.Config.Vocab, s.Checkpoint.Config.EOS)
+	prompts := s.prompts(promptLength)
 	list := make([][]int32, rows)
 	for i := range list {
 		list[i] = prompts.Next()
@@ -190,7 +229,7 @@ func TestBenchmarks(t *testing.T) {
 	require.NoError(t, flag.Set("test.benchtime", "2x"))
 	defer func() { require.NoError(t, flag.Set("test.benchtime", before)) }()
 	opt := tinyOptions(t)
-	opt.Sizes = []int{1, 2}
+	opt.Sizes, opt.LongTokens, opt.ShortTokens = []int{1, 2}, 4, 2
 	opt.TokenBudget = 256
 	s, err := openBench(opt)
 	require.NoError(t, err)
@@ -210,6 +249,9 @@ func TestBenchmarks(t *testing.T) {
 		run("Generate/"+s.name("mode="+mode, "concurrent=2"), func(b *testing.B) { s.generate(b, mode, 2) }, "tok/s", "req/s", "TTFT-ms", "step-ms")
 	}
 	run("DecodeStep/"+s.name("batch=2"), func(b *testing.B) { s.decodeStep(b, 2) }, "tok/s", "step-ms")
+	for _, p := range []scheduler.Policy{scheduler.Static, scheduler.Continuous} {
+		run("HeadOfLineBlocking/"+s.name("mode="+string(p), "batch=2"), func(b *testing.B) { s.blocking(b, p) }, "tok/s", "slots")
+	}
 	run("Prefill/"+s.name("tokens=16"), func(b *testing.B) { s.prefill(b, 16) }, "tok/s", "TTFT-ms")
 	require.Equal(t, opt.MaxBatchSize, s.Engine.FreeSequences(), "nothing is left behind")
 
@@ -223,6 +265,6 @@ func TestBenchmarks(t *testing.T) {
 			results++
 		}
 	}
-	require.Equal(t, 4, results)
+	require.Equal(t, 6, results)
 	require.Equal(t, "higher", better(reader, "tok/s"))
 }

@@ -10,7 +10,7 @@ import (
 
 // units tell benchstat which way is better.
 var units = []struct{ name, better string }{
-	{"tok/s", "higher"}, {"req/s", "higher"}, {"TTFT-ms", "lower"}, {"step-ms", "lower"},
+	{"tok/s", "higher"}, {"req/s", "higher"}, {"TTFT-ms", "lower"}, {"step-ms", "lower"}, {"slots", "lower"},
 }
 
 // WriteUnits writes the units' directions in benchmark format.
