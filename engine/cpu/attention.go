@@ -1,8 +1,432 @@
 package cpu
 
-import "github.com/batchproof/batchproof/engine/backend"
+import (
+	"fmt"
+	"math"
 
-// Attention is not there yet.
+	"github.com/batchproof/batchproof/engine/backend"
+)
+
+const (
+	splitGroups    = 16
+	splitPositions = splitGroups * groupPositions
+	unitRowsLog2   = 3
+	unitRows       = 1 << unitRowsLog2
+	unitCost       = 4 // of norms, rotation and gate, in groups
+)
+
+// attentionTask is one attention layer over a step.
+//
+// First all keys and values of the step are stored. Then the work is cut into
+// units: up to eight queries that share a KV head, of one row, neighbours in
+// token and head. A unit goes through its context in splits of 16 groups. In
+// a split the softmax is computed in two passes, and the splits are merged in
+// order, each a rounding of its own. So what a query yields depends on its
+// position alone, whoever computes which split, and whichever queries share
+// its unit.
+//
+// Each worker takes an equal share of the groups to be read. A long unit may
+// lie across two shares or more: then each worker computes the splits that
+// begin in its share, and the worker that has the first split merges them all.
+type attentionTask struct {
+	b       *Backend
+	k       *mixerKernels
+	c       *kvCache
+	ones    []float32
+	workers []attentionWorker
+
+	// Of the layer and step.
+	dst, in     *buffer
+	a           *backend.Attention
+	rope        *rope
+	group       int // queries that share a KV head
+	queryStride int
+	keysAt      int
+	valuesAt    int
+	total       int // cost
+	isCut       bool
+}
+
+// attentionWorker is the scratch of one worker.
+type attentionWorker struct {
+	head []float32 // one head, normed and rotated
+	q    []float32 // queries [dims][rows]
+	p    []float32 // scores, then weights [rows][splitPositions]
+	acc  partial
+	part partial
+	a, b [unitRows]float32
+
+	// Splits of a unit that begins in this worker's share and ends in another.
+	cut  []partial
+	unit unit
+}
+
+// partial is softmax attention over some positions, before the division.
+type partial struct {
+	acc []float32 // [chunks][rows][16]
+	max [unitRows]float32
+	sum [unitRows]float32
+}
+
+// unit is some queries of a row, with a KV head.
+type unit struct {
+	row, head int
+	first     int // query; query i is that of token i/group, head i%group
+	queries   int
+	rows      int // queries, rounded up to a power of two
+	kernel    int // its logarithm
+	groups    int // of the last query's context
+	at, cost  int // place in the work of the step
+}
+
+func (u *unit) splits() int { return (u.groups + splitGroups - 1) / splitGroups }
+
+func (t *attentionTask) init(b *Backend, c *kvCache) (err error) {
+	t.b, t.k, t.c = b, mixersFor(b.isa), c
+	floats := func(n int) []float32 {
+		var x []float32
+		if err == nil {
+			x, err = b.mem.floats(n)
+		}
+		return x
+	}
+	t.ones = floats(splitPositions)
+	for i := range t.ones {
+		t.ones[i] = 1
+	}
+	t.workers = make([]attentionWorker, b.pool.workers)
+	splits := (c.spec.Blocks*c.perBlock + splitGroups - 1) / splitGroups
+	size := c.chunks * chunkDims * unitRows
+	for i := range t.workers {
+		w := &t.workers[i]
+		w.head = floats(c.spec.HeadDim)
+		w.q = floats(2 * c.pairs * unitRows)
+		w.p = floats(unitRows * splitPositions)
+		w.acc.acc, w.part.acc = floats(size), floats(size)
+		if i < len(t.workers)-1 { // not touched, and so not resident, until a context is that long
+			w.cut = make([]partial, splits)
+			all := floats(splits * size)
+			for s := range w.cut {
+				if err == nil {
+					w.cut[s].acc = all[s*size:][:size]
+				}
+			}
+		}
+	}
+	return err
+}
+
+// Attention attends; see attentionTask.
 func (b *Backend) Attention(dst, qkv backend.Buffer, a *backend.Attention, cache backend.KVCache) {
-	panic("cpu: no attention yet")
+	c := cache.(*kvCache)
+	t := &c.task
+	t.dst, t.in, t.a, t.rope = dst.(*buffer), qkv.(*buffer), a, a.Rope.(*rope)
+	if a.HeadDim != c.spec.HeadDim || a.KVHeads != c.spec.KVHeads || a.Heads%a.KVHeads != 0 || a.Layer < 0 ||
+		a.Layer >= c.spec.Layers || t.rope.Dims() > a.HeadDim {
+		panic(fmt.Sprintf("cpu: attention %+v over a cache of %+v", *a, c.spec))
+	}
+	for _, n := range [...]*backend.Norm{a.QNorm, a.KNorm} {
+		if n != nil && n.Weight.Len() != a.HeadDim {
+			panic(fmt.Sprintf("cpu: a norm of %d over heads of %d", n.Weight.Len(), a.HeadDim))
+		}
+	}
+	t.group, t.queryStride = a.Heads/a.KVHeads, a.HeadDim
+	if a.Gated {
+		t.queryStride *= 2
+	}
+	t.keysAt = a.Heads * t.queryStride
+	t.valuesAt = t.keysAt + a.KVHeads*a.HeadDim
+	if t.dst == t.in || t.in.width < t.valuesAt+a.KVHeads*a.HeadDim || t.dst.width < a.Heads*a.HeadDim {
+		panic(fmt.Sprintf("cpu: attention from width %d into %d, want %d and %d",
+			t.in.width, t.dst.width, t.valuesAt+a.KVHeads*a.HeadDim, a.Heads*a.HeadDim))
+	}
+	for i := range b.step.Rows {
+		r := &b.step.Rows[i]
+		if end := r.Start + r.Count; end > t.rope.positions || end > len(r.Blocks)*c.spec.BlockSize {
+			panic(fmt.Sprintf("cpu: row %d ends at position %d, with %d KV blocks and a rope of %d positions", i, end, len(r.Blocks), t.rope.positions))
+		}
+	}
+	if len(b.step.Rows) == 0 {
+		return
+	}
+	t.total = 0
+	for u, more := t.begin(), true; more; more = t.next(&u) {
+		t.total = u.at + u.cost
+	}
+	t.isCut = false
+	for u, more := t.begin(), true; more; more = t.next(&u) {
+		if _, hi := t.share(t.owner(&u)); u.at+(u.splits()-1)*splitGroups >= hi && t.cuttable(&u) {
+			t.isCut = true
+		}
+	}
+	b.pool.run(t)
+}
+
+// begin is the first unit of a step.
+func (t *attentionTask) begin() (u unit) {
+	t.measure(&u)
+	return u
+}
+
+// next moves on to the unit that follows, if there is one.
+
+func (t *attentionTask) next(u *unit) bool {
+	u.at += u.cost
+	u.first += unitRows
+	if u.first >= t.b.step.Rows[u.row].Count*t.group {
+		u.first = 0
+		if u.head++; u.head == t.a.KVHeads {
+			u.head = 0
+			u.row++
+		}
+	}
+	if u.row == len(t.b.step.Rows) {
+		return false
+	}
+	t.measure(u)
+	return true
+}
+
+func (t *attentionTask) measure(u *unit) {
+	r := &t.b.step.Rows[u.row]
+	u.queries = min(unitRows, r.Count*t.group-u.first)
+	u.rows, u.kernel = 1, 0
+	for u.rows < u.queries {
+		u.rows, u.kernel = 2*u.rows, u.kernel+1
+	}
+	group, _ := t.c.place(r.Start + (u.first+u.queries-1)/t.group)
+	u.groups = group + 1
+	u.cost = u.groups + unitCost
+}
+
+// share is a worker's part of the cost.
+func (t *attentionTask) share(worker int) (lo, hi int) { return t.b.pool.part(worker, t.total) }
+
+// owner is the worker in whose share a unit begins.
+func (t *attentionTask) owner(u *unit) int {
+	for worker := range t.workers {
+		if _, hi := t.share(worker); u.at < hi {
+			return worker
+		}
+	}
+	panic("cpu: a unit beyond the work")
+}
+
+// cuttable says whether a unit is long enough that it may lie across shares.
+func (t *attentionTask) cuttable(u *unit) bool { return 8*u.cost > t.total/len(t.workers) }
+
+func (t *attentionTask) work(worker int) {
+	t.store(worker)
+	t.b.pool.barrier(worker)
+	w := &t.workers[worker]
+	lo, hi := t.share(worker)
+	merge := false
+	for u, more := t.begin(), true; more && u.at < hi; more = t.next(&u) {
+		first, last := 0, u.splits()
+		if t.cuttable(&u) {
+			first = min(last, (max(0, lo-u.at)+splitGroups-1)/splitGroups)
+			last = min(last, (hi-u.at+splitGroups-1)/splitGroups)
+		} else if u.at < lo {
+			continue
+		}
+		switch {
+		case first == last:
+		case first == 0 && last == u.splits():
+			t.queries(w, &u)
+			t.split(w, &u, 0, &w.acc)
+			for s := 1; s < last; s++ {
+				t.split(w, &u, s, &w.part)
+				t.merge(w, &u, &w.part)
+			}
+			t.finish(w, &u)
+		default:
+			t.queries(w, &u)
+			cut := t.workers[t.owner(&u)].cut
+			for s := first; s < last; s++ {
+				t.split(w, &u, s, &cut[s])
+			}
+			if first == 0 {
+				w.unit, merge = u, true
+			}
+		}
+	}
+	if !t.isCut {
+		return
+	}
+	t.b.pool.barrier(worker)
+	if merge {
+		w.acc.max, w.acc.sum = w.cut[0].max, w.cut[0].sum
+		copy(w.acc.acc, w.cut[0].acc)
+		for s := 1; s < w.unit.splits(); s++ {
+			t.merge(w, &w.unit, &w.cut[s])
+		}
+		t.finish(w, &w.unit)
+	}
+}
+
+// store norms, rotates and stores keys, and stores values. The workers share
+// tokens and heads.
+func (t *attentionTask) store(worker int) {
+	w, c, a := &t.workers[worker], t.c, t.a
+	lo, hi := t.b.pool.part(worker, len(t.b.step.Tokens)*a.KVHeads)
+	for i := range t.b.step.Rows {
+		r := &t.b.step.Rows[i]
+		begin := r.First * a.KVHeads
+		for item := max(lo, begin); item < min(hi, begin+r.Count*a.KVHeads); item++ {
+			token, head := item/a.KVHeads, item%a.KVHeads
+			position := r.Start + token - r.First
+			group, lane := c.place(position)
+			x := t.in.row(token)
+			t.rotated(w.head, x[t.keysAt+head*a.HeadDim:][:a.HeadDim], a.KNorm, position)
+			c.storeKey(c.keys(a.Layer, r.Blocks, group, head), lane, w.head)
+			values := c.values(a.Layer, r.Blocks, group, head)
+			c.storeValue(values, lane, x[t.valuesAt+head*a.HeadDim:][:a.HeadDim])
+			// The last token of the row empties what follows it, if the row began the group.
+			if token == r.First+r.Count-1 && lane < groupPositions-1 && position-lane >= r.Start {
+				c.clearValues(values, lane+1)
+			}
+		}
+	}
+}
+
+// rotated norms and rotates one head.
+func (t *attentionTask) rotated(dst, x []float32, n *backend.Norm, position int) {
+	if n == nil {
+		copy(dst, x)
+	} else {
+		k := t.b.kernels
+		sum := k.dot(&x[0], &x[0], len(x))
+		inv := float32(1 / math.Sqrt(float64(sum)/float64(len(x))+float64(n.Eps)))
+		k.scale(&dst[0], &x[0], &n.Weight.(vector)[0], len(x), inv, n.Offset)
+	}
+	pairs := t.rope.pairs
+	cos, sin := t.rope.cos[position*pairs:][:pairs], t.rope.sin[position*pairs:][:pairs]
+	low, high := dst[:pairs], dst[pairs:][:pairs]
+	for d, x := range low {
+		y := high[d]
+		low[d] = float32(x*cos[d]) - float32(y*sin[d])
+		high[d] = float32(y*cos[d]) + float32(x*sin[d])
+	}
+}
+
+// position is that of a query.
+func (t *attentionTask) position(u *unit, query int) int {
+	return t.b.step.Rows[u.row].Start + (u.first+query)/t.group
+}
+
+// place is a query's token in the buffers, and its head.
+func (t *attentionTask) place(u *unit, query int) (token, head int) {
+	i := u.first + query
+	return t.b.step.Rows[u.row].First + i/t.group, u.head*t.group + i%t.group
+}
+
+// queries packs the queries of a unit, normed, rotated and scaled.
+func (t *attentionTask) queries(w *attentionWorker, u *unit) {
+	clear(w.q[:2*t.c.pairs*u.rows])
+	for r := range u.queries {
+		token, head := t.place(u, r)
+		t.rotated(w.head, t.in.row(token)[head*t.queryStride:][:t.a.HeadDim], t.a.QNorm, t.position(u, r))
+		for d, v := range w.head {
+			w.q[d*u.rows+r] = v * t.a.Scale
+		}
+	}
+}
+
+// split attends to one split of the context.
+func (t *attentionTask) split(w *attentionWorker, u *unit, s int, out *partial) {
+	c, layer, blocks := t.c, t.a.Layer, t.b.step.Rows[u.row].Blocks
+	scores, mix := t.k.scoresF32[u.kernel], t.k.mixF32[u.kernel]
+	if c.spec.DType == backend.BF16 {
+		scores, mix = t.k.scoresBF16[u.kernel], t.k.mixBF16[u.kernel]
+	}
+	lo := s * splitGroups
+	hi := min(lo+splitGroups, u.groups)
+
+	keys := c.keys(layer, blocks, lo, u.head)
+	for g := lo; g < hi; g++ {
+		next := c.values(layer, blocks, lo, u.head)
+		if g+1 < hi {
+			next = c.keys(layer, blocks, g+1, u.head)
+		}
+		scores(&w.p[(g-lo)*groupPositions], keys, &w.q[0], c.pairs, next)
+		keys = next
+	}
+
+	n := (hi - lo) * groupPositions
+	for r := range u.queries {
+		p := w.p[r*splitPositions:][:n]
+		last, lane := c.place(t.position(u, r))
+		t.mask(p, lo, last, lane, float32(math.Inf(-1)))
+		out.max[r], out.sum[r] = t.b.kernels.scan(&p[0], n), 0
+		if math.IsInf(float64(out.max[r]), -1) { // the context of this query ends before the split
+			clear(p)
+			continue
+		}
+		for i := range p {
+			p[i] -= out.max[r]
+		}
+		t.b.kernels.exp(&p[0], &p[0], n)
+		t.mask(p, lo, last, lane, 0) // exp does not reach zero
+		out.sum[r] = t.b.kernels.dot(&p[0], &t.ones[0], n)
+	}
+
+	clear(out.acc[:c.chunks*u.rows*chunkDims])
+	values := c.values(layer, blocks, lo, u.head)
+	for g := lo; g < hi; g++ {
+		next := values
+		switch {
+		case g+1 < hi:
+			next = c.values(layer, blocks, g+1, u.head)
+		case hi < u.groups:
+			next = c.keys(layer, blocks, hi, u.head)
+		}
+		mix(&out.acc[0], values, &w.p[(g-lo)*groupPositions], c.chunks, next)
+		values = next
+	}
+}
+
+// mask sets the lanes that hold no position, and those of positions after the
+// query's. The groups of p begin with first; the query is in group last.
+func (t *attentionTask) mask(p []float32, first, last, lane int, v float32) {
+	for i := 0; i < len(p); i += groupPositions {
+		valid := 0
+		switch g := first + i/groupPositions; {
+		case g < last:
+			valid = t.c.lanes(g)
+		case g == last:
+			valid = lane + 1
+		}
+		for j := i + valid; j < i+groupPositions; j++ {
+			p[j] = v
+		}
+	}
+}
+
+// merge adds a split to w.acc.
+func (t *attentionTask) merge(w *attentionWorker, u *unit, part *partial) {
+	for r := range u.queries {
+		largest := max(w.acc.max[r], part.max[r])
+		w.a[r], w.b[r] = exp(w.acc.max[r]-largest), exp(part.max[r]-largest)
+		w.acc.max[r] = largest
+		w.acc.sum[r] = float32(w.acc.sum[r]*w.a[r]) + float32(part.sum[r]*w.b[r])
+	}
+	t.k.merge(&w.acc.acc[0], &part.acc[0], &w.a[0], &w.b[0], u.rows, t.c.chunks)
+}
+
+// finish divides by the sums of weights, and gates.
+func (t *attentionTask) finish(w *attentionWorker, u *unit) {
+	dim := t.a.HeadDim
+	for r := range u.queries {
+		token, head := t.place(u, r)
+		out := t.dst.row(token)[head*dim:][:dim]
+		inv := 1 / w.acc.sum[r]
+		for d := range out {
+			// Plus zero: whether a zero is negative may depend on masked positions.
+			out[d] = float32(w.acc.acc[(d/chunkDims*u.rows+r)*chunkDims+d%chunkDims]*inv) + 0
+		}
+		if t.a.Gated {
+			g := t.in.row(token)[head*t.queryStride+dim:][:dim]
+			t.k.gate(&out[0], &g[0], dim)
+		}
+	}
 }

@@ -2,15 +2,132 @@ package cpu
 
 import (
 	"fmt"
+	"unsafe"
 
 	"github.com/batchproof/batchproof/engine/backend"
 )
 
-type kvCache struct{ spec backend.KVSpec }
+const (
+	groupPositions = 16
+	chunkDims      = 16
+)
 
-func (s *kvCache) Spec() backend.KVSpec { return s.spec }
+// kvCache holds, for each layer, KV block and head, groups of 16 positions:
+// first the keys of all groups, then the values.
+//
+// Keys are transposed, [pairs of dims][16 positions][2], so that the scores of
+// 16 positions grow side by side without sums across lanes. Values are
+// [chunks of 16 dims][pairs of positions][16 dims][2]. In an f32 cache a pair
+// is [2][16] instead. Either way a group is read strictly in order.
+//
+// A KV block of fewer than 16 positions has a group of its own, part of which
+// stays empty, and so has the rest of a larger one. Empty lanes of values are
+// zero, so that they count nothing with weight zero; those of keys are never
+// looked at.
+type kvCache struct {
+	spec       backend.KVSpec
+	pairs      int // of dims
+	chunks     int
+	perBlock   int // groups
+	keyBytes   int // of a group
+	valueBytes int
+	data       unsafe.Pointer
+	task       attentionTask
+}
 
-// NewKVCache is not there yet.
-func (b *Backend) NewKVCache(spec backend.KVSpec) (backend.KVCache, error) {
-	return nil, fmt.Errorf("cpu: no memory layout for %+v yet", spec)
+func (c *kvCache) Spec() backend.KVSpec { return c.spec }
+
+// NewKVCache makes an empty cache, with what attention needs to work on it.
+func (b *Backend) NewKVCache(s backend.KVSpec) (backend.KVCache, error) {
+	if s.Layers < 1 || s.Blocks < 1 || s.BlockSize < 1 || s.KVHeads < 1 || s.HeadDim < 1 || s.DType > backend.BF16 {
+		return nil, fmt.Errorf("cpu: a KV cache of %+v", s)
+	}
+	c := &kvCache{
+		spec: s, pairs: (s.HeadDim + 1) / 2, chunks: (s.HeadDim + chunkDims - 1) / chunkDims,
+		perBlock: (s.BlockSize + groupPositions - 1) / groupPositions,
+	}
+	c.keyBytes = c.pairs * 2 * groupPositions * s.DType.Size()
+	c.valueBytes = c.chunks * chunkDims * groupPositions * s.DType.Size()
+	var err error
+	if c.data, err = b.mem.alloc(s.Layers * s.Blocks * s.KVHeads * c.headBytes()); err != nil {
+		return nil, err
+	}
+	return c, c.task.init(b, c)
+}
+
+// headBytes is one head's share of a KV block.
+func (c *kvCache) headBytes() int { return c.perBlock * (c.keyBytes + c.valueBytes) }
+
+// place is the group and the lane of a position of a sequence. Groups are
+// counted over all KV blocks of the sequence.
+func (c *kvCache) place(position int) (group, lane int) {
+	block, in := position/c.spec.BlockSize, position%c.spec.BlockSize
+	return block*c.perBlock + in/groupPositions, in % groupPositions
+}
+
+// lanes is the number of positions in a group.
+func (c *kvCache) lanes(group int) int {
+	return min(groupPositions, c.spec.BlockSize-group%c.perBlock*groupPositions)
+}
+
+func (c *kvCache) head(layer int, blocks []int32, group, head int) unsafe.Pointer {
+	block := layer*c.spec.Blocks + int(blocks[group/c.perBlock])
+	return unsafe.Add(c.data, (block*c.spec.KVHeads+head)*c.headBytes())
+}
+
+// keys are those of a group.
+func (c *kvCache) keys(layer int, blocks []int32, group, head int) *byte {
+	return (*byte)(unsafe.Add(c.head(layer, blocks, group, head), group%c.perBlock*c.keyBytes))
+}
+
+func (c *kvCache) values(layer int, blocks []int32, group, head int) *byte {
+	return (*byte)(unsafe.Add(c.head(layer, blocks, group, head), c.perBlock*c.keyBytes+group%c.perBlock*c.valueBytes))
+}
+
+func (c *kvCache) storeKey(keys *byte, lane int, x []float32) {
+	if c.spec.DType == backend.F32 {
+		dst := unsafe.Slice((*float32)(unsafe.Pointer(keys)), c.pairs*2*groupPositions)
+		for d, v := range x {
+			dst[d*groupPositions+lane] = v
+		}
+		return
+	}
+	dst := unsafe.Slice((*uint16)(unsafe.Pointer(keys)), c.pairs*2*groupPositions)
+	for d, v := range x {
+		dst[(d/2*groupPositions+lane)*2+d%2] = backend.EncodeBF16(v)
+	}
+}
+
+func (c *kvCache) storeValue(values *byte, lane int, x []float32) {
+	if c.spec.DType == backend.F32 {
+		dst := unsafe.Slice((*float32)(unsafe.Pointer(values)), c.chunks*chunkDims*groupPositions)
+		for d, v := range x {
+			dst[(d/chunkDims*groupPositions+lane)*chunkDims+d%chunkDims] = v
+		}
+		return
+	}
+	dst := unsafe.Slice((*uint16)(unsafe.Pointer(values)), c.chunks*chunkDims*groupPositions)
+	for d, v := range x {
+		dst[((d/chunkDims*groupPositions/2+lane/2)*chunkDims+d%chunkDims)*2+lane%2] = backend.EncodeBF16(v)
+	}
+}
+
+// clearValues empties the lanes of a group from one on.
+func (c *kvCache) clearValues(values *byte, lane int) {
+	if c.spec.DType == backend.F32 {
+		dst := unsafe.Slice((*float32)(unsafe.Pointer(values)), c.chunks*chunkDims*groupPositions)
+		for ; len(dst) > 0; dst = dst[groupPositions*chunkDims:] {
+			clear(dst[lane*chunkDims : groupPositions*chunkDims])
+		}
+		return
+	}
+	dst := unsafe.Slice((*uint16)(unsafe.Pointer(values)), c.chunks*chunkDims*groupPositions)
+	for ; len(dst) > 0; dst = dst[groupPositions*chunkDims:] {
+		if lane%2 == 1 {
+			for d := range chunkDims {
+				dst[(lane/2*chunkDims+d)*2+1] = 0
+			}
+		}
+		clear(dst[(lane+1)/2*chunkDims*2 : groupPositions*chunkDims])
+	}
 }

@@ -301,12 +301,13 @@ func (h *harness) read(b backend.Buffer, tokens int) [][]float32 {
 }
 
 // near demands |got−want| ≤ tol·(|want|+size) for each value, NaN never
-// passing. Numbers below float32's normal range may be flushed to zero.
+// passing. What is as good as zero may come out as another such number: an
+// exponential may saturate near the end of float32's range.
 func (h *harness) near(what string, got []float32, want ideal, tol float64) {
 	h.Helper()
-	const subnormal = 1.2e-38
+	const nothing = 1e-30
 	for i, w := range want.y {
-		if d := math.Abs(float64(got[i]) - w); !(d <= tol*(math.Abs(w)+want.size[i])+subnormal) {
+		if d := math.Abs(float64(got[i]) - w); !(d <= tol*(math.Abs(w)+want.size[i])+nothing) {
 			h.Fatalf("%s: value %d of %d is %v, want %v: off by %.2g of the size of its terms, %.2g is allowed",
 				what, i, len(want.y), got[i], w, d/(math.Abs(w)+want.size[i]), tol)
 		}
@@ -327,5 +328,5 @@ func (h *harness) same(what string, got, want []float32) {
 
 func testDescribe(h *harness) {
 	require.Contains(h, []string{"ref", "cpu", "cuda"}, h.b.Name())
-	require.Contains(h, h.b.Describe(), h.b.Name())
+	require.NotEmpty(h, h.b.Describe())
 }

@@ -157,7 +157,8 @@ func (h *harness) replay(seqs []*sequence, p plan, outputs int, op func(dst, src
 		poison[i] = filled(outputs, nan)
 	}
 	poison = framed(poison, guard)
-	src, dst := h.buffer(widest+1, len(inputs[0])+3), h.buffer(len(poison), len(poison[0]))
+	src, dst := h.buffer(widest+1, len(inputs[0])+3), h.put(poison)
+	poisons := h.table(poison)
 
 	out := make([]output, len(seqs))
 	for _, shares := range p {
@@ -172,7 +173,8 @@ func (h *harness) replay(seqs []*sequence, p plan, outputs int, op func(dst, src
 				step.Tokens = append(step.Tokens, int32(s.table+s.done+i))
 			}
 		}
-		h.fill(dst, poison)
+		h.begin(len(poison))
+		h.b.Embed(dst, poisons)
 		h.b.Begin(step)
 		h.b.Embed(src, table)
 		op(dst, src)

@@ -1,0 +1,51 @@
+//go:build !noasm
+
+package cpu
+
+func mixersFor(isa ISA) *mixerKernels {
+	switch isa {
+	case AVX512:
+		return mixersAVX512
+	case AVX2:
+		return mixersAVX2
+	}
+	return mixersGeneric
+}
+
+var mixersAVX2 = &mixerKernels{
+	scoresBF16: [...]func(*float32, *byte, *float32, int, *byte){
+		scoresBF16AVX2Rows1, scoresBF16AVX2Rows2, scoresBF16AVX2Rows4, scoresBF16AVX2Rows8,
+	},
+	scoresF32: [...]func(*float32, *byte, *float32, int, *byte){
+		scoresF32AVX2Rows1, scoresF32AVX2Rows2, scoresF32AVX2Rows4, scoresF32AVX2Rows8,
+	},
+	mixBF16: [...]func(*float32, *byte, *float32, int, *byte){
+		mixBF16AVX2Rows1, mixBF16AVX2Rows2, mixBF16AVX2Rows4, mixBF16AVX2Rows8,
+	},
+	mixF32: [...]func(*float32, *byte, *float32, int, *byte){
+		mixF32AVX2Rows1, mixF32AVX2Rows2, mixF32AVX2Rows4, mixF32AVX2Rows8,
+	},
+	merge:  mergeAVX2,
+	delta:  deltaAVX2,
+	mulAdd: mulAddAVX2,
+	gate:   gateAVX2,
+}
+
+var mixersAVX512 = &mixerKernels{
+	scoresBF16: [...]func(*float32, *byte, *float32, int, *byte){
+		scoresBF16AVX512Rows1, scoresBF16AVX512Rows2, scoresBF16AVX512Rows4, scoresBF16AVX512Rows8,
+	},
+	scoresF32: [...]func(*float32, *byte, *float32, int, *byte){
+		scoresF32AVX512Rows1, scoresF32AVX512Rows2, scoresF32AVX512Rows4, scoresF32AVX512Rows8,
+	},
+	mixBF16: [...]func(*float32, *byte, *float32, int, *byte){
+		mixBF16AVX512Rows1, mixBF16AVX512Rows2, mixBF16AVX512Rows4, mixBF16AVX512Rows8,
+	},
+	mixF32: [...]func(*float32, *byte, *float32, int, *byte){
+		mixF32AVX512Rows1, mixF32AVX512Rows2, mixF32AVX512Rows4, mixF32AVX512Rows8,
+	},
+	merge:  mergeAVX512,
+	delta:  deltaAVX512,
+	mulAdd: mulAddAVX512,
+	gate:   gateAVX512,
+}

@@ -1,0 +1,5 @@
+//go:build noasm || !amd64
+
+package cpu
+
+func mixersFor(ISA) *mixerKernels { return mixersGeneric }
