@@ -21,7 +21,6 @@ type job struct {
 	out    []int32      // tokens drawn
 	claim  int          // KV blocks set aside for it while it runs
 	reason FinishReason // set when it has finished; a static batch holds it on
-	tail   [1]int32     // the token drawn last, even after the end: what a held row feeds
 	phase  phase
 	req    Request
 
@@ -157,8 +156,8 @@ func (p *planner) plan() {
 	}
 	if len(p.rows) < len(p.running) {
 		for _, j := range p.running {
-			if !j.decoding() && !p.prefill(j) {
-				return // first come, first served: nobody overtakes
+			if !j.decoding() {
+				p.prefill(j) // fits: all had a row in the step before, and no row grows
 			}
 		}
 	}
@@ -166,7 +165,7 @@ func (p *planner) plan() {
 		j := p.waiting.first()
 		claim := blocksFor(len(j.req.Prompt)+len(j.out), p.blockSize)
 		if !p.fits(claim) || p.chunkEnd(j) > p.left {
-			return
+			return // first come, first served: nobody overtakes
 		}
 		p.start(p.waiting.pop(), claim)
 		p.prefill(j)
@@ -230,18 +229,13 @@ func (p *planner) prefill(j *job) bool {
 }
 
 // decode plans a decode row. It draws the next token, unless the request is
-// being computed anew and has drawn that token before.
+// being computed anew and has drawn that token before. A held row feeds its last
+// token again and draws for nothing.
 func (p *planner) decode(j *job) {
-	i := j.pos - len(j.req.Prompt)
-	r := row{job: j, sample: true}
-	if j.held() {
-		r.tokens = j.tail[:]
-	} else {
-		r.tokens = j.out[i : i+1]
-		r.sample = i == len(j.out)-1
-	}
+	last := len(j.out) - 1
+	i := min(j.pos-len(j.req.Prompt), last)
 	p.left--
-	p.rows = append(p.rows, r)
+	p.rows = append(p.rows, row{job: j, tokens: j.out[i : i+1], sample: i == last})
 }
 
 // planStatic fixes a batch when none runs, computes all prompts, and then
@@ -294,15 +288,10 @@ func (p *planner) startStatic() {
 func (p *planner) take(r *row, token int32) {
 	j := r.job
 	j.pos += len(r.tokens)
-	switch {
-	case !r.sample:
-		return
-	case j.held():
-		j.tail[0] = token
+	if !r.sample || j.held() {
 		return
 	}
 	j.out = append(j.out, token)
-	j.tail[0] = token
 	if j.reason = j.finish(token); j.held() || p.policy == Static {
 		return
 	}

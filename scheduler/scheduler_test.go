@@ -303,6 +303,23 @@ func TestCancel(t *testing.T) {
 	}
 }
 
+// A request that has ended leaves nothing on its context, which may live long.
+func TestEndedRequestLeavesItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, eng := testutil.NewVirtual(cost, engine.Limits{})
+		s := checked(t, eng, Config{})
+		ctx, cancel := context.WithCancel(t.Context())
+		ticket, err := s.Submit(ctx, Request{Prompt: prompt(1, 5), MaxTokens: 2, IgnoreEOS: true})
+		require.NoError(t, err)
+		require.NoError(t, s.Close(t.Context()))
+		cancel()
+		synctest.Wait()
+		assert.Empty(t, s.cancels)
+		_, err = ticket.Wait()
+		require.NoError(t, err)
+	})
+}
+
 // Close drains; when its context ends first, the rest is aborted.
 func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -82,7 +82,7 @@ func TestSoak(t *testing.T) {
 	}
 	deadline := time.Now().Add(*soak)
 	var wg sync.WaitGroup
-	for c := range 48 { // more than rows and queue hold
+	for c := range 42 { // a few more than rows and queue hold
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(*soakSeed, uint64(2+c)))
 			for time.Now().Before(deadline) {
