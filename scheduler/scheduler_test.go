@@ -21,6 +21,7 @@ import (
 func TestMain(m *testing.M) {
 	flag.Set("rapid.nofailfile", "true") // the seed it prints says it all
 	flag.Set("rapid.checks", "25")
+	flag.Set("rapid.shrinktime", "3s")
 	goleak.VerifyTestMain(m)
 }
 

@@ -20,7 +20,7 @@ import (
 	"github.com/batchproof/batchproof/testutil"
 )
 
-var simulated = flag.Int("simulate", 5_000, "requests of the simulation; try 1000000")
+var simulated = flag.Int("simulate", 2_000, "requests of the simulation; try 1000000")
 
 func TestMain(m *testing.M) {
 	flag.Set("rapid.nofailfile", "true") // the seed it prints says it all
