@@ -22,10 +22,12 @@ type Experiment struct {
 	Runs         int // blocks; 0: as many as the verdict takes
 	Seed         uint64
 	Roofline     *Roofline               // nil: unknown
-	Bandwidth    func() (float64, error) // probed before each block; nil: not measured
+	Bandwidth    func() (float64, error) // probed between blocks; nil: not measured
 	Now          func() time.Time        // the clock of progress lines
 	Log          func(string, ...any)    // progress; nil for none
 	Keep         func(*Record)           // called whenever the record has grown; nil for none
+
+	probing time.Duration // spent on probes
 }
 
 // ErrInterrupted ends a measurement whose context ended; what it measured is kept.
@@ -72,7 +74,7 @@ func (x *Experiment) Run(ctx context.Context) (*Record, error) {
 	begin := x.Now()
 	for b, order := range orders(x.Seed, len(x.Arms), rec.Planned) {
 		started := x.Now()
-		bandwidth, err := x.probe()
+		bandwidth, err := x.probe(x.Now().Sub(begin))
 		if err != nil {
 			return rec, fmt.Errorf("read bandwidth before %s: %w", blockName(b), err)
 		}
@@ -133,11 +135,19 @@ func (x *Experiment) requests() []scheduler.Request {
 	return reqs
 }
 
-func (x *Experiment) probe() (float64, error) {
-	if x.Bandwidth == nil {
+// probeShare is the part of a measurement's time that the probes may take.
+const probeShare = 0.1
+
+// probe measures the bandwidth before the first block, and before as many others
+// as can be afforded; 0 if it did not.
+func (x *Experiment) probe(elapsed time.Duration) (float64, error) {
+	if x.Bandwidth == nil || float64(x.probing) > probeShare*float64(elapsed) {
 		return 0, nil
 	}
-	return x.Bandwidth()
+	begin := x.Now()
+	bandwidth, err := x.Bandwidth()
+	x.probing += x.Now().Sub(begin)
+	return bandwidth, err
 }
 
 func (x *Experiment) keep(rec *Record) {

@@ -304,3 +304,30 @@ func TestRecordRoundTrip(t *testing.T) {
 	require.Equal(t, a.String(), b.String())
 	assert.Contains(t, a.String(), "FAIL")
 }
+
+// TestProbesAreRationed: a dear probe comes before the first block, and again
+// only when the blocks have earned it.
+func TestProbesAreRationed(t *testing.T) {
+	x := newFakeExperiment(t, ThroughputCriterion(4), 6) // 780 ms a block
+	x.Bandwidth = func() (float64, error) {
+		x.clock.pass(200 * ms)
+		return 10e9, nil
+	}
+	rec, err := x.Run(t.Context())
+	require.NoError(t, err)
+	var probed []int
+	for i, b := range rec.Blocks {
+		if b.ReadBandwidth > 0 {
+			probed = append(probed, i)
+		}
+	}
+	// A tenth of the time passed must not be less than what probes took: 200 ms
+	// of 2.54 s after three blocks, 400 ms of 4.3 s after five.
+	require.Equal(t, []int{0, 3, 5}, probed)
+	require.Equal(t, 10e9, Judge(rec).Bandwidth)
+
+	x = newFakeExperiment(t, ThroughputCriterion(4), 6)
+	x.Bandwidth = func() (float64, error) { return 0, errors.New("no memory") }
+	_, err = x.Run(t.Context())
+	require.EqualError(t, err, "read bandwidth before block 1: no memory")
+}

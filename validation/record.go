@@ -53,7 +53,7 @@ type Record struct {
 type Block struct {
 	Index         int       `json:"index"` // from 0
 	Started       time.Time `json:"started"`
-	ReadBandwidth float64   `json:"read_bandwidth_bytes_per_s,omitempty"` // probed just before the arms
+	ReadBandwidth float64   `json:"read_bandwidth_bytes_per_s,omitempty"` // probed just before the arms; absent if it was not
 	Arms          []ArmRun  `json:"arms"`                                 // in the order in which they ran
 }
 

@@ -21,12 +21,12 @@ func (j *Judgement) Print(w io.Writer) {
 		j.Serial.print(p)
 		j.Batch.print(p)
 		p("roofline", "%s", j.rooflineText())
-		p("scheduler", "%s between two steps, %.2f %% of a step (serial arm %s); planning by its own account %s a step",
+		p("scheduler", "%s between two steps, %.2f %% of a step (serial arm %s); mean %s by its own account",
 			humanS(j.Batch.SchedulerCost), 100*j.Batch.SchedulerShare(), humanS(j.Serial.SchedulerCost), humanS(j.Batch.PlanPerStep))
 		p("time", "%s", j.timeText())
 	}
 	if known(j.Control.Median) {
-		p("control", "serial against serial: %.3f (min %.3f, max %.3f); %s", j.Control.Median, j.Control.Min, j.Control.Max, j.ControlCheck.Reason)
+		p("control", "serial against serial: %.3f (min %.3f, max %.3f): %s", j.Control.Median, j.Control.Min, j.Control.Max, j.ControlCheck.Verdict)
 	}
 	for _, problem := range j.Problems {
 		p("problem", "%s", problem)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"time"
+
+	"github.com/batchproof/batchproof/engine/backend"
 )
 
 // Session is one run of the suite: the flags, the loaded model, the results
@@ -21,6 +23,8 @@ type Session struct {
 	judgements []*Judgement
 	failed     bool // the store or a model could not be opened
 
+	probesOf func(backend.Backend) Probes
+
 	stand  *Stand // what is loaded now
 	name   string // and what was asked for
 	shape  Shape
@@ -30,7 +34,7 @@ type Session struct {
 
 // NewSession makes a session whose measurements end when ctx does.
 func NewSession(ctx context.Context, opt Options, out io.Writer) *Session {
-	return &Session{Options: opt, Out: out, ctx: ctx}
+	return &Session{Options: opt, Out: out, ctx: ctx, probesOf: ProbesOf}
 }
 
 // begin proves that results can be kept, before anything is loaded or measured.
@@ -76,7 +80,7 @@ func (s *Session) load(name string, shape Shape, out io.Writer) (err error) {
 		s.failed = true
 		return err
 	}
-	s.stand, s.name, s.shape, s.probes = stand, name, shape, ProbesOf(stand.Backend)
+	s.stand, s.name, s.shape, s.probes = stand, name, shape, s.probesOf(stand.Backend)
 	s.results.Environment.Backend = stand.Backend.Describe()
 	s.store.WriteJSON("environment.json", &s.results.Environment, true)
 	s.keep()

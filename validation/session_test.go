@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,15 +13,30 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/perf/benchfmt"
 	"golang.org/x/perf/benchproc"
+
+	"github.com/batchproof/batchproof/engine/backend"
 )
 
 // tinyOptions measure a tiny model in a moment. The verdicts mean nothing.
 func tinyOptions(t *testing.T) Options {
 	return Options{
-		Backend: "ref", Checkpoint: "random:qwen3.5-tiny", Seed: 7, Results: t.TempDir(),
+		Backend: "cpu", Checkpoint: "random:qwen3.5-tiny", Seed: 7, Results: t.TempDir(),
 		MaxTokens: 4, PromptLength: 5, NumConcurrent: []int{2, 3}, WarmupRuns: 1, TestRuns: 2,
 		MaxBatchSize: 2, BlockSize: 4,
 	}
+}
+
+// tinySession measures with them. The machine's rates are made up: measuring
+// them takes longer than all else.
+func tinySession(ctx context.Context, opt Options, out io.Writer) *Session {
+	s := NewSession(ctx, opt, out)
+	s.probesOf = func(backend.Backend) Probes {
+		return Probes{
+			ReadBandwidth: func() (float64, error) { return 10e9, nil },
+			PeakFLOPs:     func() (float64, error) { return 100e9, nil },
+		}
+	}
+	return s
 }
 
 // TestSession runs the way of the criteria from the flags to the files, on a
@@ -29,7 +45,7 @@ func tinyOptions(t *testing.T) Options {
 func TestSession(t *testing.T) {
 	opt := tinyOptions(t)
 	var table, log bytes.Buffer
-	s := NewSession(t.Context(), opt, &table)
+	s := tinySession(t.Context(), opt, &table)
 	for _, c := range []Criterion{LatencyCriterion(), ThroughputCriterion(2), ThroughputCriterion(3)} {
 		j, err := s.Measure(c, &log)
 		require.NoError(t, err)
@@ -40,6 +56,8 @@ func TestSession(t *testing.T) {
 	require.NoError(t, s.Close())
 	require.Contains(t, log.String(), "throughput, 2 concurrent: block 2 of 2, ratio ")
 	require.Contains(t, log.String(), "no 95 % bound from 2 blocks")
+	require.Contains(t, log.String(), "against 10.0 GB/s of streaming reads")
+	require.Regexp(t, `ceiling    \d\.\d\d on this machine`, log.String())
 	require.Contains(t, table.String(), "not as specified: 4 tokens a request instead of 128, prompts of 5 tokens instead of 32")
 	for _, row := range []string{"single-request latency", "throughput, 2 concurrent", "throughput, 8 concurrent", "not measured", "throughput, 3 concurrent", "MEASURED"} {
 		require.Contains(t, table.String(), row)
@@ -115,7 +133,7 @@ func better(r *benchfmt.Reader, unit string) string {
 // TestSessionInterrupted: the blocks measured before the signal are on disk.
 func TestSessionInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
-	s := NewSession(ctx, tinyOptions(t), new(bytes.Buffer))
+	s := tinySession(ctx, tinyOptions(t), new(bytes.Buffer))
 	_, err := s.Measure(LatencyCriterion(), new(bytes.Buffer))
 	require.NoError(t, err)
 	j, err := s.Measure(ThroughputCriterion(2), writerFunc(func(p []byte) {
@@ -168,7 +186,7 @@ func TestSessionRefuses(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			opt := tinyOptions(t)
 			c.spoil(t, &opt)
-			s := NewSession(t.Context(), opt, new(bytes.Buffer))
+			s := tinySession(t.Context(), opt, new(bytes.Buffer))
 			_, err := s.Measure(LatencyCriterion(), new(bytes.Buffer))
 			require.ErrorContains(t, err, c.want)
 			_, err = s.Measure(ThroughputCriterion(2), new(bytes.Buffer))

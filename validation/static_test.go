@@ -53,7 +53,7 @@ func TestStaticSession(t *testing.T) {
 	opt := tinyOptions(t)
 	opt.Checkpoint = "random:llama-tiny"
 	opt.Sizes, opt.NewTokens, opt.LongTokens, opt.ShortTokens = []int{1, 2, 8}, 3, 32, 4
-	s := NewSession(t.Context(), opt, new(bytes.Buffer))
+	s := tinySession(t.Context(), opt, new(bytes.Buffer))
 	var log bytes.Buffer
 	sw, err := s.Sweep(&log)
 	require.NoError(t, err)
@@ -87,7 +87,7 @@ func TestStaticSession(t *testing.T) {
 func TestEqualLengthsOnEngine(t *testing.T) {
 	opt := tinyOptions(t)
 	opt.Sizes, opt.LongTokens, opt.ShortTokens = []int{1, 4}, 5, 5
-	s := NewSession(t.Context(), opt, new(bytes.Buffer))
+	s := tinySession(t.Context(), opt, new(bytes.Buffer))
 	b, c, err := s.Blocking(new(bytes.Buffer))
 	require.NoError(t, err)
 	require.NoError(t, s.Close())
