@@ -25,7 +25,10 @@ func kernelsFor(isa ISA) *kernels {
 }
 
 var avx2 = &kernels{
-	rows: 6, lanes: 8,
+	rows:     6,
+	fill:     true, // only six rows have chains of additions enough to hide their latency
+	lanes:    8,
+	fullRows: 2,
 	tileBF16: [maxTileRows]tileKernel{
 		tileBF16AVX2Rows1, tileBF16AVX2Rows2, tileBF16AVX2Rows3,
 		tileBF16AVX2Rows4, tileBF16AVX2Rows5, tileBF16AVX2Rows6,
@@ -48,7 +51,9 @@ var avx2 = &kernels{
 }
 
 var avx512 = &kernels{
-	rows: 12, lanes: 16,
+	rows:     12,
+	lanes:    16,
+	fullRows: maxTileRows,
 	tileBF16: [maxTileRows]tileKernel{
 		tileBF16AVX512Rows1, tileBF16AVX512Rows2, tileBF16AVX512Rows3,
 		tileBF16AVX512Rows4, tileBF16AVX512Rows5, tileBF16AVX512Rows6,

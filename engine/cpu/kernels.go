@@ -3,12 +3,16 @@ package cpu
 // kernels are the inner loops in one instruction set. All sets compute the
 // same bits.
 type kernels struct {
-	rows  int // at most so many rows share a pass over a panel
-	lanes int // float32 in a vector
+	rows  int  // at most so many rows share a pass over a panel
+	fill  bool // more rows: full groups and a rest, rather than equal groups
+	lanes int  // float32 in a vector
 
-	// tile accumulates acc[r][o] += Σ x[i][r]·w[i][o] over pairs of inputs, for
-	// 32 outputs and rows+1 rows: tile[0] is for one row. acc is [rows][32], x
-	// is [inputs][rows], w points into a panel.
+	// A tile kernel accumulates acc[r][o] += Σ x[i][r]·w[i][o] over pairs of
+	// inputs, for as many rows as its index plus one, and for all 32 outputs of a
+	// panel or for 16 of them: above fullRows rows, two calls make a panel. acc
+	// is [rows][32], x is [inputs][rows], w points into a panel. Meanwhile it
+	// fetches what is at next into the cache, moving on by step bytes with each pair.
+	fullRows          int
 	tileBF16, tileF32 [maxTileRows]tileKernel
 
 	// Vectors of any length n.
@@ -30,7 +34,7 @@ type kernels struct {
 	multiply func(rounds int) float32
 }
 
-type tileKernel func(acc *float32, w *byte, x *float32, pairs int)
+type tileKernel func(acc *float32, w *byte, x *float32, pairs int, next uintptr, step int)
 
 const (
 	maxTileRows    = 12
@@ -41,6 +45,7 @@ const (
 var generic = &kernels{
 	rows:     4,
 	lanes:    1,
+	fullRows: maxTileRows,
 	tileBF16: tilesGeneric(tileBF16Generic),
 	tileF32:  tilesGeneric(tileF32Generic),
 	dot:      dotGeneric,

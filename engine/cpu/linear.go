@@ -3,6 +3,7 @@ package cpu
 import (
 	"fmt"
 	"math"
+	"unsafe"
 
 	"github.com/batchproof/batchproof/engine/backend"
 )
@@ -14,12 +15,13 @@ const (
 	ownRowFloats = 8192 // up to so many inputs each worker packs for itself
 	tileFloats   = chunkPanels * chunkRows * panelOutputs
 	fitsBytes    = 512 << 10
+	aheadBytes   = 8192 // from memory to L2; L1 is the kernels' affair
 )
 
 // linearTask is one product with its norm and epilogue.
 //
-// The rows are cut into groups of nearly equal size, as many as a kernel
-// takes at once, and each group is packed [inputs][rows]. A single group makes
+// The rows are cut into groups of at most as many as a kernel takes at once,
+// and each group is packed [inputs][rows]. A single group makes
 // one pass over each panel. Several groups take turns on a block of a panel
 // that is in cache, and their accumulators go to memory between the blocks,
 // which changes no bit.
@@ -65,7 +67,12 @@ func (b *Backend) Linear(dst, src backend.Buffer, n int, w backend.Matrix, opt b
 }
 
 // group is the rows [lo, hi) of a group.
-func (t *linearTask) group(g int) (lo, hi int) { return g * t.n / t.groups, (g + 1) * t.n / t.groups }
+func (t *linearTask) group(g int) (lo, hi int) {
+	if k := t.b.kernels; k.fill {
+		return g * k.rows, min((g+1)*k.rows, t.n)
+	}
+	return g * t.n / t.groups, (g + 1) * t.n / t.groups
+}
 
 func (t *linearTask) work(worker int) {
 	x := t.pack(worker)
@@ -80,8 +87,12 @@ func (t *linearTask) work(worker int) {
 		first, _ := t.group(g0)
 		_, last := t.group(g1 - 1)
 		rows := last - first
+		passes := 0
+		for g := g0; g < g1; g++ {
+			passes += t.calls(g)
+		}
 		block, panels := blockPairs, chunkPanels
-		if g1-g0 == 1 {
+		if passes == 1 {
 			block = t.m.pairs
 		}
 		if rows*t.padded*4 <= fitsBytes {
@@ -93,12 +104,24 @@ func (t *linearTask) work(worker int) {
 			clear(tiles)
 			for pair := 0; pair < t.m.pairs; pair += block {
 				pairs := min(block, t.m.pairs-pair)
+				bytes := pairs * (t.m.stride / t.m.pairs)
+				// One pass fetches what it will soon need itself; several fetch
+				// the next block between them.
+				ahead, step := aheadBytes, bytes/pairs
+				if passes > 1 {
+					ahead, step = bytes, bytes/pairs/passes
+				}
 				for p := p0; p < p1; p++ {
 					w := t.m.panel(p, pair)
+					next := uintptr(w) + uintptr(ahead) // may lie past the end: never read
 					for g := g0; g < g1; g++ {
 						r0, r1 := t.group(g)
-						acc := &tiles[((p-p0)*rows+r0-first)*panelOutputs]
-						kernels[r1-r0-1](acc, (*byte)(w), &x[r0*t.padded+2*pair*(r1-r0)], pairs)
+						acc := unsafe.Pointer(&tiles[((p-p0)*rows+r0-first)*panelOutputs])
+						in := &x[r0*t.padded+2*pair*(r1-r0)]
+						for half := range t.calls(g) {
+							kernels[r1-r0-1]((*float32)(unsafe.Add(acc, half*lineBytes)), (*byte)(unsafe.Add(w, half*lineBytes)), in, pairs, next, step)
+							next += uintptr(step * pairs)
+						}
 					}
 				}
 			}
@@ -107,6 +130,14 @@ func (t *linearTask) work(worker int) {
 			}
 		}
 	}
+}
+
+// calls is how many kernel calls cover a panel for a group.
+func (t *linearTask) calls(g int) int {
+	if lo, hi := t.group(g); hi-lo > t.b.kernels.fullRows {
+		return 2
+	}
+	return 1
 }
 
 // finish runs the epilogue over what a panel yielded for the rows from first on.

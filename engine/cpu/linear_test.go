@@ -237,16 +237,19 @@ func TestLinearTails(t *testing.T) {
 			}
 		}
 		for tokens := 1; tokens <= 30; tokens++ {
-			for range 12 {
+			for range 6 {
 				run(33+tokens%7, 70, tokens)
 			}
 		}
 		// Several blocks of inputs, several groups, the barrier, and two chunks of rows.
 		for range 12 {
 			run(70, 2*2*blockPairs+3, 29)
-			run(40, 2*blockPairs+1, 100)
 		}
-		for range 2 {
+		if isa == Generic { // what follows differs in the kernels alone
+			return
+		}
+		for range 12 {
+			run(40, 2*blockPairs+1, 100)
 			run(3*panelOutputs, 300, chunkRows+40)
 		}
 	})
@@ -255,7 +258,7 @@ func TestLinearTails(t *testing.T) {
 // TestLinearBatchInvariance proves that a token's result is the same bits
 // alone and among others, with any number of workers, and in any instruction set.
 func TestLinearBatchInvariance(t *testing.T) {
-	const inputs, outputs, most = 2*2*blockPairs + 6, 75, 40
+	const inputs, outputs, most = 2*blockPairs + 6, 75, 40
 	type key struct {
 		dtype backend.DType
 		epi   backend.Epilogue
@@ -293,6 +296,9 @@ func TestLinearBatchInvariance(t *testing.T) {
 						}
 					}
 					for n := 1; n <= most; n++ {
+						if isa == Generic && n%7 != 3 {
+							continue // its kernel knows no number of rows
+						}
 						copy(src.x, xs)
 						copy(dst.x, residuals)
 						b.Linear(dst, src, n, m, opt)

@@ -17,9 +17,9 @@ import (
 
 const (
 	panel = 32 // outputs
-	// ahead is how far in front the weights are fetched, in bytes. The
-	// hardware's own prefetching stops at page ends and lags behind.
-	ahead = 2048
+	// near is how far in front weights are fetched from L2 into L1, in bytes.
+	// The caller chooses what is fetched from memory into L2 meanwhile.
+	near = 1024
 )
 
 func main() {
@@ -27,27 +27,40 @@ func main() {
 	for _, f32 := range []bool{false, true} {
 		for rows := 1; rows <= 6; rows++ {
 			// Up to two rows, 16 registers hold a whole panel's accumulators.
-			halves := 1
+			width := panel
 			if rows > 2 {
-				halves = 2
+				width = panel / 2
 			}
-			tile(simd.AVX2, rows, halves, f32)
+			tile(simd.AVX2, rows, width, f32)
 		}
 		for rows := 1; rows <= 12; rows++ {
-			tile(simd.AVX512, rows, 1, f32)
+			tile(simd.AVX512, rows, panel, f32)
 		}
 	}
 	Generate()
 }
 
-func tile(isa simd.ISA, rows, halves int, f32 bool) {
+func tile(isa simd.ISA, rows, width int, f32 bool) {
 	dtype, pairBytes := "BF16", panel*2*2
 	if f32 {
 		dtype, pairBytes = "F32", panel*2*4
 	}
-	TEXT(fmt.Sprintf("tile%s%sRows%d", dtype, isa.Name, rows), NOSPLIT, "func(acc *float32, w *byte, x *float32, pairs int)")
+	TEXT(fmt.Sprintf("tile%s%sRows%d", dtype, isa.Name, rows), NOSPLIT,
+		"func(acc *float32, w *byte, x *float32, pairs int, next uintptr, step int)")
 	Pragma("noescape")
-	acc, w := Load(Param("acc"), GP64()), Load(Param("w"), GP64())
+	acc, w, x := Load(Param("acc"), GP64()), Load(Param("w"), GP64()), Load(Param("x"), GP64())
+	pairs := Load(Param("pairs"), GP64())
+	next, step := Load(Param("next"), GP64()), Load(Param("step"), GP64())
+	columns := width / isa.Lanes
+	place := func(r, c int) Mem { return Mem{Base: acc, Disp: 4 * (r*panel + c*isa.Lanes)} }
+	sums := make([][]reg.VecVirtual, rows)
+	for r := range sums {
+		for c := range columns {
+			v := isa.Vec()
+			VMOVUPS(place(r, c), v)
+			sums[r] = append(sums[r], v)
+		}
+	}
 	var odd reg.VecVirtual
 	if !f32 {
 		odd = isa.Vec()
@@ -60,59 +73,46 @@ func tile(isa simd.ISA, rows, halves int, f32 bool) {
 			VPBROADCASTD(odd.AsX(), odd)
 		}
 	}
-	for half := range halves {
-		x, pairs := Load(Param("x"), GP64()), Load(Param("pairs"), GP64())
-		at := GP64()
-		width := panel / halves
-		start := half * 64
-		LEAQ(Mem{Base: w, Disp: start}, at)
-		sums := make([][]reg.VecVirtual, rows)
-		for r := range sums {
-			for c := range width / isa.Lanes {
-				v := isa.Vec()
-				VMOVUPS(Mem{Base: acc, Disp: 4 * (r*panel + half*width + c*isa.Lanes)}, v)
-				sums[r] = append(sums[r], v)
+	lineGap := 64 * panel / width // the other half of a panel lies between
+	Label("pair")
+	for line := 0; line < pairBytes; line += lineGap {
+		PREFETCHT0(Mem{Base: w, Disp: near + line})
+		PREFETCHT1(Mem{Base: next, Disp: line * width / panel})
+	}
+	for k := range 2 {
+		weights := make([]reg.VecVirtual, columns)
+		for c := range weights {
+			weights[c] = isa.Vec()
+			m := Mem{Base: w, Disp: 4 * c * isa.Lanes}
+			switch {
+			case f32:
+				m.Disp += k * 4 * panel
+				VMOVUPS(m, weights[c])
+			case k == 1:
+				isa.And(m, odd, weights[c])
+			case isa.Wide():
+				VPSLLD(Imm(16), m, weights[c])
+			default:
+				VMOVDQU(m, weights[c])
+				VPSLLD(Imm(16), weights[c], weights[c])
 			}
 		}
-		loop := fmt.Sprintf("pair%d", half)
-		Label(loop)
-		for line := 0; line < pairBytes/halves; line += 64 {
-			PREFETCHT0(Mem{Base: at, Disp: ahead + line*halves})
-		}
-		for k := range 2 {
-			weights := make([]reg.VecVirtual, width/isa.Lanes)
+		for r := range rows {
+			input := isa.Vec()
+			VBROADCASTSS(Mem{Base: x, Disp: 4 * (k*rows + r)}, input)
 			for c := range weights {
-				weights[c] = isa.Vec()
-				m := Mem{Base: at, Disp: 4 * c * isa.Lanes}
-				switch {
-				case f32:
-					m.Disp += k * 4 * panel
-					VMOVUPS(m, weights[c])
-				case k == 1:
-					isa.And(m, odd, weights[c])
-				case isa.Wide():
-					VPSLLD(Imm(16), m, weights[c])
-				default:
-					VMOVDQU(m, weights[c])
-					VPSLLD(Imm(16), weights[c], weights[c])
-				}
-			}
-			for r := range rows {
-				input := isa.Vec()
-				VBROADCASTSS(Mem{Base: x, Disp: 4 * (k*rows + r)}, input)
-				for c := range weights {
-					VFMADD231PS(weights[c], input, sums[r][c])
-				}
+				VFMADD231PS(weights[c], input, sums[r][c])
 			}
 		}
-		ADDQ(U32(pairBytes), at)
-		ADDQ(U32(8*rows), x)
-		DECQ(pairs)
-		JNZ(LabelRef(loop))
-		for r := range sums {
-			for c, v := range sums[r] {
-				VMOVUPS(v, Mem{Base: acc, Disp: 4 * (r*panel + half*width + c*isa.Lanes)})
-			}
+	}
+	ADDQ(U32(uint32(pairBytes)), w)
+	ADDQ(U32(uint32(8*rows)), x)
+	ADDQ(step, next)
+	DECQ(pairs)
+	JNZ(LabelRef("pair"))
+	for r := range sums {
+		for c, v := range sums[r] {
+			VMOVUPS(v, place(r, c))
 		}
 	}
 	VZEROUPPER()
