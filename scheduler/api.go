@@ -180,14 +180,21 @@ type Timings struct {
 	Tokens     []time.Time // of each token; Tokens[0] == FirstToken
 }
 
-// Queue is the time spent waiting before the first step.
-func (t *Timings) Queue() time.Duration { return t.Started.Sub(t.Submitted) }
+// Queue is the time spent waiting before the first step; 0 if it never came.
+func (t *Timings) Queue() time.Duration { return between(t.Submitted, t.Started) }
 
-// Prefill is the time from the first step to the first token.
-func (t *Timings) Prefill() time.Duration { return t.FirstToken.Sub(t.Started) }
+// Prefill is the time from the first step to the first token; 0 if it never came.
+func (t *Timings) Prefill() time.Duration { return between(t.Started, t.FirstToken) }
 
 // Decode is the time from the first token to the last.
-func (t *Timings) Decode() time.Duration { return t.Finished.Sub(t.FirstToken) }
+func (t *Timings) Decode() time.Duration { return between(t.FirstToken, t.Finished) }
+
+func between(from, to time.Time) time.Duration {
+	if from.IsZero() || to.IsZero() {
+		return 0
+	}
+	return to.Sub(from)
+}
 
 // Ticket is a submitted request. It is safe for concurrent use.
 type Ticket struct {

@@ -81,10 +81,8 @@ func (m *machine) step(ctx context.Context) bool {
 		m.mark = time.Time{}
 		return false
 	}
-	m.fill()
-	begun := m.now()
+	begun, err := m.run(ctx)
 	m.m.PlanTime += begun.Sub(m.mark)
-	err := m.run(ctx)
 	m.mark = m.now()
 	m.m.EngineTime += m.mark.Sub(begun)
 	m.m.Steps++
@@ -100,15 +98,28 @@ func (m *machine) step(ctx context.Context) bool {
 	return true
 }
 
-// fill makes the engine's batch of the planned rows.
-func (m *machine) fill() {
-	for _, j := range m.admit {
-		seq, err := m.eng.NewSequence()
-		if err != nil {
-			// The engine was empty at the start, and rows are at most its sequences.
-			panic("scheduler: a sequence was made or kept behind the scheduler's back: " + err.Error())
+// run computes the planned rows, and turns a panic into an error. It returns
+// when the engine was entered.
+func (m *machine) run(ctx context.Context) (begun time.Time, err error) {
+	begun = m.mark
+	defer func() {
+		if v := recover(); v != nil {
+			err = &PanicError{Value: v, Stack: debug.Stack()}
 		}
-		j.seq = seq
+	}()
+	if err := m.fill(); err != nil {
+		return begun, err
+	}
+	begun = m.now()
+	return begun, m.eng.Step(ctx, &m.batch)
+}
+
+// fill makes the engine's batch of the planned rows.
+func (m *machine) fill() (err error) {
+	for _, j := range m.admit {
+		if j.seq, err = m.eng.NewSequence(); err != nil {
+			return err // somebody else uses the engine: New found it empty
+		}
 	}
 	m.batch.Rows = m.batch.Rows[:len(m.rows)]
 	for i := range m.rows {
@@ -118,16 +129,7 @@ func (m *machine) fill() {
 			Sample: r.sample, Sampling: r.job.req.Sampling,
 		}
 	}
-}
-
-// run calls the engine and turns a panic into an error.
-func (m *machine) run(ctx context.Context) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = &PanicError{Value: v, Stack: debug.Stack()}
-		}
-	}()
-	return m.eng.Step(ctx, &m.batch)
+	return nil
 }
 
 // apply takes in the tokens of a step.

@@ -408,6 +408,26 @@ func TestStepFails(t *testing.T) {
 	}
 }
 
+// Whoever takes a sequence behind the scheduler's back fails requests, with the
+// cause, and does not bring the process down.
+func TestEngineSharedByMistake(t *testing.T) {
+	_, eng := testutil.NewVirtual(testutil.Cost{}, engine.Limits{MaxSequences: 2})
+	s, err := New(eng, Config{})
+	require.NoError(t, err)
+	seq, err := eng.NewSequence()
+	require.NoError(t, err)
+	r := Request{Prompt: prompt(1, 5), MaxTokens: 2, IgnoreEOS: true}
+	tickets, err := s.SubmitAll(t.Context(), []Request{r, r})
+	require.NoError(t, err)
+	for _, ticket := range tickets {
+		_, err := ticket.Wait()
+		require.ErrorIs(t, err, engine.ErrTooManySequences)
+	}
+	s.Abort()
+	seq.Close()
+	free(t, eng)
+}
+
 // The comparison of tokens can fail: a wrong token is seen.
 func TestWrongTokenIsSeen(t *testing.T) {
 	v, eng := testutil.NewVirtual(testutil.Cost{}, engine.Limits{})
