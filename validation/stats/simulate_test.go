@@ -386,7 +386,11 @@ func grid(targets []Target, models []noise, offsets []float64, sessions int) []p
 	for _, target := range targets {
 		for _, m := range models {
 			for _, offset := range offsets {
-				points = append(points, point{Target: target, Noise: m.name, Inside: m.inside, Offset: offset, Sessions: sessions})
+				n := sessions
+				if math.Abs(offset) == edge {
+					n *= 4 // the tightest promise is told apart from its limit here
+				}
+				points = append(points, point{Target: target, Noise: m.name, Inside: m.inside, Offset: offset, Sessions: n})
 			}
 		}
 	}
