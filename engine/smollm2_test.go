@@ -11,6 +11,7 @@ import (
 
 	"github.com/batchproof/batchproof/engine"
 	"github.com/batchproof/batchproof/engine/backend"
+	"github.com/batchproof/batchproof/engine/cpu"
 	"github.com/batchproof/batchproof/engine/model"
 	"github.com/batchproof/batchproof/testutil"
 )
@@ -44,7 +45,7 @@ func TestSmolLM2(t *testing.T) {
 	require.Equal(t, want.Weights, fileSHA256(t, filepath.Join(smollm2Dir, "model.safetensors")),
 		"%s is not the checkpoint that %s was recorded from: remove it and run make smollm2", smollm2Dir, smollm2Expected)
 
-	eachBackend(t, func(t *testing.T, b backend.Backend) {
+	generate := func(t *testing.T, b backend.Backend) {
 		ck, err := model.Open(smollm2Dir)
 		require.NoError(t, err)
 		defer ck.Close()
@@ -68,5 +69,8 @@ func TestSmolLM2(t *testing.T) {
 			require.Equal(t, token, next, "token %d, drawn by a margin of %v", i, want.Margins[i])
 			row = engine.Row{Seq: seq, Tokens: []int32{next}, Sample: true}
 		}
-	})
+	}
+	onRef(t, generate)
+	// The goldens hold every instruction set to account; here the best one is enough.
+	onCPU(t, cpu.Auto, generate)
 }
