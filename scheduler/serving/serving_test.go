@@ -177,6 +177,25 @@ func TestSimulation(t *testing.T) {
 	assert.Greater(t, waits[1], 2*waits[2])
 }
 
+// Chunked prefill bounds the gap between two tokens by one mixed step; with whole
+// prompts the gaps are as long as the prompts that come in between.
+func TestChunksBoundITL(t *testing.T) {
+	l := load
+	l.Requests, l.Rate, l.Prompt = 500, 5, Range{8, 900}
+	lim := engine.Limits{MaxSequences: 16, MaxContext: 1024, MaxStepTokens: 2048}
+	itl := func(chunk, budget int) *Histogram {
+		lat := &Latencies{}
+		simulate(t, l, scheduler.Config{ChunkSize: chunk, TokenBudget: budget}, lim, func(n int, r *scheduler.Result, err error) { lat.Add(r, err) })
+		t.Logf("chunks of %d, budget %d: ITL %v", chunk, budget, &lat.ITL)
+		return &lat.ITL
+	}
+	chunked, whole := itl(64, 128), itl(1024, 2048)
+	mixed := cost.Step + 128*cost.Row + 16*1024*cost.Context
+	assert.Less(t, chunked.Max(), mixed)
+	assert.Greater(t, whole.Percentile(0.99), 2*chunked.Percentile(0.99))
+	assert.Greater(t, whole.Max(), 3*mixed)
+}
+
 // A full queue refuses, in a simulation too, and refusals are counted as failures.
 func TestSimulationRefuses(t *testing.T) {
 	l := load
