@@ -73,7 +73,7 @@ func (b *Backend) fail(err error) error {
 func (b *Backend) Name() string { return "cpu" }
 
 // Describe gives the instruction set and the number of workers.
-func (b *Backend) Describe() string { return fmt.Sprintf("%v %d threads", b.isa, b.pool.workers) }
+func (b *Backend) Describe() string { return fmt.Sprintf("cpu: %v, %d threads", b.isa, b.pool.workers) }
 
 // Close ends the workers and frees all memory. Closing twice is harmless.
 func (b *Backend) Close() error {

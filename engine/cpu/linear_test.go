@@ -232,7 +232,11 @@ func TestLinearTails(t *testing.T) {
 			}.check(t, b, seed)
 		}
 		for outputs := 1; outputs <= 40; outputs++ {
-			for inputs := 1; inputs <= 70; inputs += 1 + outputs%3 {
+			stride := 1 + outputs%3
+			if isa == Generic {
+				stride *= 4 // it has no tails
+			}
+			for inputs := 1; inputs <= 70; inputs += stride {
 				run(outputs, inputs, 1+(outputs+inputs)%20)
 			}
 		}
@@ -335,7 +339,7 @@ func TestLinearAllocatesNothing(t *testing.T) {
 		step := &backend.Step{Tokens: make([]int32, 20)}
 		out, params := make([]int32, 20), make([]backend.Sampling, 20)
 		for _, n := range []int{1, 8, 20} {
-			require.Zero(t, testing.AllocsPerRun(10, func() {
+			require.Zero(t, testing.AllocsPerRun(3, func() {
 				b.Begin(step)
 				b.Linear(dst, src, n, m, backend.LinearOptions{Norm: norm})
 				b.Linear(dst, src, n, m, backend.LinearOptions{Epilogue: backend.Add})
