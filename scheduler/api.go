@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/batchproof/batchproof/engine"
@@ -135,6 +136,9 @@ func (r *Request) validate(lim engine.Limits) error {
 	case r.MaxTokens > lim.MaxContext || total > lim.MaxContext:
 		return fmt.Errorf("%w: %w: a prompt of %d and %d further tokens, the context is %d",
 			ErrRequest, engine.ErrContextFull, len(r.Prompt), r.MaxTokens, lim.MaxContext)
+	}
+	if int(int32(r.Priority)) != r.Priority {
+		return fmt.Errorf("%w: a priority of %d places, want at most %d either way", ErrRequest, r.Priority, math.MaxInt32)
 	}
 	// The last token is drawn but never fed, so it takes no position.
 	if need := blocksFor(total-1, lim.KVBlockSize); need > lim.KVBlocks {

@@ -1,6 +1,8 @@
 package scheduler
 
 import (
+	"slices"
+
 	"github.com/batchproof/batchproof/engine"
 )
 
@@ -128,12 +130,8 @@ func (p *planner) remove(j *job) {
 
 // drop ends a request's claim to a row.
 func (p *planner) drop(j *job) {
-	for i, r := range p.running {
-		if r == j {
-			p.running = append(p.running[:i], p.running[i+1:]...)
-			break
-		}
-	}
+	i := slices.Index(p.running, j)
+	p.running = slices.Delete(p.running, i, i+1)
 	p.claimed -= j.claim
 	j.claim = 0
 }
@@ -303,12 +301,8 @@ func (p *planner) take(r *row, token int32) {
 
 // finish is the reason to end with the token just drawn, or "".
 func (j *job) finish(token int32) FinishReason {
-	if !j.req.IgnoreEOS {
-		for _, e := range j.req.EOS {
-			if e == token {
-				return FinishEOS
-			}
-		}
+	if !j.req.IgnoreEOS && slices.Contains(j.req.EOS, token) {
+		return FinishEOS
 	}
 	if len(j.out) == j.req.MaxTokens {
 		return FinishLength

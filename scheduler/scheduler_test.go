@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -177,6 +178,7 @@ func TestBadRequests(t *testing.T) {
 		{Request{Prompt: make([]int32, 60), MaxTokens: 5}, engine.ErrContextFull, "scheduler: bad request: context full: a prompt of 60 and 5 further tokens, the context is 64"},
 		{Request{Prompt: make([]int32, 1), MaxTokens: 1 << 62}, engine.ErrContextFull, "scheduler: bad request: context full: a prompt of 1 and 4611686018427387904 further tokens, the context is 64"},
 		{Request{Prompt: make([]int32, 40), MaxTokens: 10}, engine.ErrExhausted, "scheduler: bad request: out of KV blocks: a prompt of 40 and 10 further tokens take 4 KV blocks of 16, there are 3"},
+		{Request{Prompt: []int32{1}, MaxTokens: 1, Priority: math.MinInt64}, ErrRequest, "scheduler: bad request: a priority of -9223372036854775808 places, want at most 2147483647 either way"},
 	} {
 		_, err := s.Submit(t.Context(), c.r)
 		assert.EqualError(t, err, c.want)
