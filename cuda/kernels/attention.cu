@@ -28,7 +28,7 @@ static __device__ __forceinline__ float rotated(const float *x, int d, int rotar
 template <typename T>
 static __device__ __forceinline__ void attention_prepare(float *q, T *keys, T *values, const float *qkv, int width,
                                                          int nq, int nkv, int dim, int gated, float scale,
-                                                         const float *q_norm, const float *k_norm, float eps, float offset,
+                                                         const float *q_norm, float q_eps, float q_offset, const float *k_norm, float k_eps, float k_offset,
                                                          const float *angles, int rotary, const int32_t *positions,
                                                          const int32_t *token_rows, const int32_t *row_blocks,
                                                          const int32_t *blocks, int block_size) {
@@ -40,6 +40,7 @@ static __device__ __forceinline__ void attention_prepare(float *q, T *keys, T *v
 	int start = h < nq ? h * stride : nq * stride + (h - nq) * dim;
 	const float *in = qkv + (int64_t)t * width + start;
 	const float *norm = h < nq ? q_norm : h < nq + nkv ? k_norm : nullptr;
+	float eps = h < nq ? q_eps : k_eps, offset = h < nq ? q_offset : k_offset;
 	int position = positions[t];
 	float *x = memory + warp * max_dim;
 
@@ -62,10 +63,10 @@ static __device__ __forceinline__ void attention_prepare(float *q, T *keys, T *v
 
 #define PREPARE(name, T)                                                                                              \
 	KERNEL(128, name, float *q, T *keys, T *values, const float *qkv, int width, int nq, int nkv, int dim, int gated, \
-	       float scale, const float *q_norm, const float *k_norm, float eps, float offset, const float *angles,       \
+	       float scale, const float *q_norm, float q_eps, float q_offset, const float *k_norm, float k_eps, float k_offset, const float *angles,       \
 	       int rotary, const int32_t *positions, const int32_t *token_rows, const int32_t *row_blocks,                \
 	       const int32_t *blocks, int block_size) {                                                                   \
-		attention_prepare<T>(q, keys, values, qkv, width, nq, nkv, dim, gated, scale, q_norm, k_norm, eps, offset,    \
+		attention_prepare<T>(q, keys, values, qkv, width, nq, nkv, dim, gated, scale, q_norm, q_eps, q_offset, k_norm, k_eps, k_offset,    \
 		                     angles, rotary, positions, token_rows, row_blocks, blocks, block_size);                  \
 	}
 PREPARE(attention_prepare_bf16, uint16_t)

@@ -42,3 +42,12 @@ func Modules() []string {
 	}
 	return names
 }
+
+// Image is one module, ready to load.
+type Image struct {
+	Name string
+	PTX  []byte
+}
+
+// Images are the modules for a device of the given compute capability.
+func Images(major, minor int) []Image { return nil }

@@ -3,7 +3,8 @@
 // a slice, tiles of 16 inputs follow in order, the high parts of a tile's
 // activations before the low ones; then the slices are added in order.
 //
-// epilogue: 0 stores, 1 adds to dst, 2 is silu(gate)·up.
+// epilogue: 0 stores, 1 adds to dst, 2 is silu(gate)·up, where a tile has 8
+// outputs: 8 rows of gate and 8 of up.
 #include "device.cuh"
 
 constexpr int slices = 8;
@@ -19,6 +20,15 @@ static __device__ __forceinline__ void mma_split(float (&d)[4], const uint32_t (
 	uint32_t high[2] = {x.x, x.y}, low[2] = {x.z, x.w};
 	mma_bf16(d, a, high);
 	mma_bf16(d, a, low);
+}
+
+static __device__ __forceinline__ int mtile_count(int outputs, int epilogue) {
+	return epilogue == 2 ? (outputs + 7) / 8 : (outputs + 15) / 16;
+}
+
+// output is the output that a row of a tile belongs to.
+static __device__ __forceinline__ int output_of(int mtile, int row, int epilogue) {
+	return epilogue == 2 ? mtile * 8 + row % 8 : mtile * 16 + row;
 }
 
 // finish writes one output of one token. up is used by SwiGLU alone.
@@ -37,7 +47,7 @@ static __device__ __forceinline__ void linear_decode(float *dst, int width, cons
                                                      int outputs, int inputs, int n, int epilogue) {
 	SHARED(float, partial, slices * MT * NT * 128);
 	int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-	int ktiles = (inputs + 15) / 16, mtiles = (outputs + 15) / 16, m0 = blockIdx.x * MT;
+	int ktiles = (inputs + 15) / 16, mtiles = mtile_count(outputs, epilogue), m0 = blockIdx.x * MT;
 	float acc[MT][NT][4] = {};
 
 	int end = slice_begin(warp + 1, ktiles);
@@ -70,14 +80,12 @@ static __device__ __forceinline__ void linear_decode(float *dst, int width, cons
 	for (int i = threadIdx.x; i < MT * NT * 128; i += 256) {
 		int r = i / 32 % 4, l = i % 32, t = i / 128 % NT, m = i / 128 / NT;
 		int token = t * 8 + l % 4 * 2 + r % 2;
-		int row = (m0 + m) * 16 + l / 4 + r / 2 * 8;
-		if (token >= n || row >= outputs || (epilogue == 2 && r >= 2)) continue;
+		int out = output_of(m0 + m, l / 4 + r / 2 * 8, epilogue);
+		if (token >= n || out >= outputs || (epilogue == 2 && r >= 2)) continue;
 		float y = partial[i], up = 0;
 #pragma unroll
 		for (int s = 1; s < slices; s++) y += partial[s * MT * NT * 128 + i];
-		int out = row;
 		if (epilogue == 2) {
-			out = row / 16 * 8 + row % 8;
 			up = partial[i + 64];
 #pragma unroll
 			for (int s = 1; s < slices; s++) up += partial[s * MT * NT * 128 + i + 64];
@@ -109,7 +117,7 @@ KERNEL(256, linear_prefill, float *dst, int width, const uint4 *w, const uint4 *
 	DYNAMIC_SHARED(memory);
 	uint4 *buffer = (uint4 *)memory;
 	int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-	int ktiles = (inputs + 15) / 16, mtiles = (outputs + 15) / 16, ntiles = (n + 7) / 8;
+	int ktiles = (inputs + 15) / 16, mtiles = mtile_count(outputs, epilogue), ntiles = (n + 7) / 8;
 	int m0 = blockIdx.x * block_mtiles, n0 = blockIdx.y * block_ntiles;
 	int wm = warp % 4 * 2, wn = warp / 4 * 4;  // a warp has 2 × 4 tiles of the block's 8 × 8
 
@@ -185,9 +193,8 @@ KERNEL(256, linear_prefill, float *dst, int width, const uint4 *w, const uint4 *
 #pragma unroll
 			for (int r = 0; r < 4; r++) {
 				int token = (n0 + wn + t) * 8 + lane % 4 * 2 + r % 2;
-				int row = (m0 + wm + m) * 16 + lane / 4 + r / 2 * 8;
-				if (token >= n || row >= outputs || (epilogue == 2 && r >= 2)) continue;
-				int out = epilogue == 2 ? row / 16 * 8 + row % 8 : row;
+				int out = output_of(m0 + wm + m, lane / 4 + r / 2 * 8, epilogue);
+				if (token >= n || out >= outputs || (epilogue == 2 && r >= 2)) continue;
 				finish(dst + (int64_t)token * width + out, sum[m][t][r], sum[m][t][(r + 2) % 4], epilogue);
 			}
 }

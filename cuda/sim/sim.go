@@ -128,7 +128,7 @@ func clone(path string) (string, error) {
 
 // Info describes the simulator as a device of compute capability 8.0.
 func (d *Device) Info() driver.Info {
-	return driver.Info{Name: "simulator", Driver: 12000, Major: 8, Processors: 4, SharedPerBlock: 163 << 10}
+	return driver.Info{Name: "simulator", Driver: 12000, Major: 8, Processors: 1, SharedPerBlock: 163 << 10}
 }
 
 func (d *Device) Memory() (free, total int64, err error) {

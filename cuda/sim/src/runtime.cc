@@ -107,7 +107,7 @@ struct { const void *site; size_t offset, bytes; } shared_sites[64];
 int shared_site_count;
 
 const kernel *running;
-const uint64_t *running_args;
+uint64_t running_args[64];  // here, where kernels may read
 sim_error *error;
 uintptr_t text_base;
 
@@ -652,11 +652,11 @@ static void run_block(void) {
 int sim_launch(int id, const unsigned *g, const unsigned *b, size_t dynamic, const uint64_t *args, int count, sim_error *e) {
 	error = e;
 	error->message[0] = 0;
-	running = &kernels[id], running_args = args;
+	running = &kernels[id];
 	memset(block_index, 0, sizeof block_index);
 	const char *wrong = nullptr;
 	uint64_t n = (uint64_t)b[0] * b[1] * b[2];
-	if (count != running->args) wrong = "launched with a wrong number of arguments";
+	if (count != running->args || count > 64) wrong = "launched with a wrong number of arguments";
 	else if (n == 0 || n > (uint64_t)running->max_threads || n % 32) wrong = "launched with a block size that it was not made for";
 	else if (!g[0] || !g[1] || !g[2] || g[1] > 65535 || g[2] > 65535) wrong = "launched with a grid that cannot be";
 	else if (dynamic + redzone > shared.bytes) wrong = "launched with too much dynamic shared memory";
@@ -665,6 +665,7 @@ int sim_launch(int id, const unsigned *g, const unsigned *b, size_t dynamic, con
 		e->kernel = running->name;
 		return -1;
 	}
+	memcpy(running_args, args, count * sizeof *args);
 	memcpy(grid, g, sizeof grid);
 	memcpy(block, b, sizeof block);
 	dynamic_used = dynamic;

@@ -1,0 +1,338 @@
+package cuda
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/batchproof/batchproof/cuda/driver"
+	"github.com/batchproof/batchproof/engine/backend"
+)
+
+// layout is the step as the kernels see it: int32 arrays, on the host and in
+// the same order on the device. The host writes at Begin; the copy is recorded,
+// and reads the host when the list runs.
+type layout struct {
+	maxTokens, maxBlocks int
+	host                 []byte
+	device               driver.Ptr
+
+	tokens  int // of the step begun last
+	rows    int
+	single  bool // every row has one token
+	longest int  // context of any row
+}
+
+// The arrays that have an entry for each token; those of rows are as long.
+const (
+	aToken = iota
+	aPosition
+	aTokenRow
+	aRowFirst
+	aRowCount
+	aRowSlot
+	aRowBlocks // first of the row's KV blocks
+	aGather
+	arrays
+)
+
+// array is one array on the device; the KV blocks follow the last.
+func (l *layout) array(a int) driver.Ptr { return l.device.At(int64(a) * int64(l.maxTokens) * 4) }
+func (l *layout) blocks() driver.Ptr     { return l.array(arrays) }
+
+func (l *layout) on(a int) []int32 {
+	return ints(l.host)[a*l.maxTokens:][:l.maxTokens]
+}
+
+// growStep makes room for steps of so many tokens, over so many KV blocks.
+func (b *Backend) growStep(tokens, blocks int) error {
+	l := &b.step
+	if tokens <= l.maxTokens && blocks <= l.maxBlocks {
+		return nil
+	}
+	if err := b.flush(false); err != nil {
+		return err
+	}
+	old := *l
+	l.maxTokens, l.maxBlocks = max(tokens, l.maxTokens), max(blocks, l.maxBlocks)
+	bytes := (arrays*l.maxTokens + roundUp(l.maxBlocks)) * 4
+	var err error
+	if l.host, err = b.memory.allocHost(b.dev, bytes); err != nil {
+		l.host = old.host
+		return b.fail(err)
+	}
+	// A step that was begun stays begun.
+	for a := range arrays {
+		copy(l.on(a), old.on(a))
+	}
+	copy(ints(l.host)[arrays*l.maxTokens:], ints(old.host)[arrays*old.maxTokens:])
+	if err := b.memory.releaseHost(b.dev, old.host); err != nil {
+		return b.fail(err)
+	}
+	if err := b.memory.release(b.dev, old.device); err != nil {
+		return b.fail(err)
+	}
+	if l.device, err = b.alloc("the layout of a step", int64(bytes), false); err != nil {
+		return err
+	}
+	b.list.Upload(l.device, l.host)
+	b.inUse = true
+	return nil
+}
+
+// roundUp is the next power of two: the number of KV blocks changes as
+// sequences grow, but the copy of their numbers, and so the graph, seldom does.
+func roundUp(n int) int {
+	p := 64
+	for p < n {
+		p *= 2
+	}
+	return p
+}
+
+// Begin writes the layout and records its copy.
+func (b *Backend) Begin(step *backend.Step) {
+	if b.inUse {
+		b.flush(false) // the host's layout is still to be read
+	}
+	if b.err != nil {
+		return
+	}
+	l := &b.step
+	n := len(step.Tokens)
+	check(n <= l.maxTokens, "a step of %d tokens, buffers have %d", n, l.maxTokens)
+	l.tokens, l.rows, l.single, l.longest = n, len(step.Rows), true, 0
+	copy(l.on(aToken), step.Tokens)
+	positions, tokenRows := l.on(aPosition), l.on(aTokenRow)
+	first, count, slot, rowBlocks := l.on(aRowFirst), l.on(aRowCount), l.on(aRowSlot), l.on(aRowBlocks)
+	blocks := ints(l.host)[arrays*l.maxTokens:]
+	used := 0
+	for i := range step.Rows {
+		r := &step.Rows[i]
+		first[i], count[i], slot[i], rowBlocks[i] = int32(r.First), int32(r.Count), int32(r.Slot), int32(used)
+		for j := range r.Count {
+			positions[r.First+j], tokenRows[r.First+j] = int32(r.Start+j), int32(i)
+		}
+		check(used+len(r.Blocks) <= len(blocks), "a step over %d KV blocks, the cache has %d", used+len(r.Blocks), l.maxBlocks)
+		used += copy(blocks[used:], r.Blocks)
+		l.single = l.single && r.Count == 1
+		l.longest = max(l.longest, r.Start+r.Count)
+	}
+	b.list.Upload(l.device, l.host[:(arrays*l.maxTokens+min(roundUp(used), len(blocks)))*4])
+	b.inUse = true
+}
+
+// ---- running what was recorded
+
+// graph is a decode step that the device holds ready.
+type graph struct {
+	list  driver.List
+	ready driver.Graph // zero: the list was seen once
+}
+
+// maxGraphWidth bounds the widths of decode steps that become graphs.
+const maxGraphWidth = 64
+
+func (g *graph) drop(dev driver.Device) error {
+	if g.ready == 0 {
+		return nil
+	}
+	ready := g.ready
+	g.ready = 0
+	return dev.FreeGraph(ready)
+}
+
+// flush runs the recorded list and waits. A step of one token a row is run as
+// a graph from the third time on that the same list is recorded for its
+// width: the first time it is noted, the second time captured.
+func (b *Backend) flush(step bool) error {
+	defer b.forget()
+	if b.err != nil {
+		return b.err
+	}
+	if len(b.list.Commands) == 0 {
+		return nil
+	}
+	var err error
+	if width := b.step.tokens; !step || !b.step.single || width > maxGraphWidth {
+		err = b.dev.Run(&b.list, nil)
+	} else {
+		err = b.runGraph(&b.graphs[width])
+	}
+	if err != nil {
+		return b.fail(err)
+	}
+	return nil
+}
+
+// forget empties the list, whether it ran or not.
+func (b *Backend) forget() {
+	b.list.Reset()
+	b.inUse, b.gathered = false, false
+}
+
+func (b *Backend) runGraph(g *graph) (err error) {
+	if !g.list.Equal(&b.list) {
+		if err = g.drop(b.dev); err == nil {
+			g.list.Reset()
+			g.list.Commands = append(g.list.Commands, b.list.Commands...)
+			g.list.Args = append(g.list.Args, b.list.Args...)
+			err = b.dev.Run(&b.list, nil)
+		}
+		return err
+	}
+	if g.ready == 0 {
+		if g.ready, err = b.dev.Capture(&b.list); err != nil {
+			g.ready = 0
+			return err
+		}
+	}
+	return b.dev.Launch(g.ready)
+}
+
+// fail keeps the first error; nothing runs after it.
+func (b *Backend) fail(err error) error {
+	if b.err == nil {
+		b.err = fmt.Errorf("cuda: %w", err)
+	}
+	return b.err
+}
+
+func (b *Backend) launch(k int, grid driver.Dim, threads uint32, shared int, args ...uint64) {
+	b.list.Launch(b.kernels[k], grid, driver.Dim{X: threads, Y: 1, Z: 1}, shared, args...)
+}
+
+func ptr(p driver.Ptr) uint64 { return uint64(p) }
+func i32(v int) uint64        { return uint64(uint32(int32(v))) }
+func i64(v int64) uint64      { return uint64(v) }
+func f32(v float32) uint64    { return uint64(math.Float32bits(v)) }
+
+func flag(v bool) uint64 {
+	if v {
+		return 1
+	}
+	return 0
+}
+
+func dim(x, y, z int) driver.Dim { return driver.Dim{X: uint32(x), Y: uint32(y), Z: uint32(z)} }
+
+func ceil(a, b int) int { return (a + b - 1) / b }
+
+// ---- sampling and reading
+
+// maxShares is the most blocks that look for the largest logit of one row.
+const maxShares = 64
+
+type sampling struct {
+	rows, width    int
+	values, places driver.Ptr // of each share
+	found          driver.Ptr // of each row: token, bits of its logit
+	host           []byte     // copy of found
+	row            []byte     // copy of one row of a buffer
+	sampler        backend.Sampler
+}
+
+// growSample makes room for drawing from a buffer of that size, and for reading it.
+func (b *Backend) growSample(rows, width int) (err error) {
+	s := &b.sample
+	if rows <= s.rows && width <= s.width {
+		return nil
+	}
+	if err := b.flush(false); err != nil {
+		return err
+	}
+	s.rows, s.width = max(rows, s.rows), max(width, s.width)
+	for _, p := range []*driver.Ptr{&s.values, &s.places, &s.found} {
+		if err := b.memory.release(b.dev, *p); err != nil {
+			return b.fail(err)
+		}
+		*p = 0
+	}
+	for _, h := range []*[]byte{&s.host, &s.row} {
+		if err := b.memory.releaseHost(b.dev, *h); err != nil {
+			return b.fail(err)
+		}
+		*h = nil
+	}
+	if s.values, err = b.alloc("sampling", int64(s.rows)*maxShares*4, false); err != nil {
+		return err
+	}
+	if s.places, err = b.alloc("sampling", int64(s.rows)*maxShares*4, false); err != nil {
+		return err
+	}
+	if s.found, err = b.alloc("sampling", int64(s.rows)*8, false); err != nil {
+		return err
+	}
+	if s.host, err = b.memory.allocHost(b.dev, s.rows*8); err != nil {
+		return b.fail(err)
+	}
+	if s.row, err = b.memory.allocHost(b.dev, s.width*4); err != nil {
+		return b.fail(err)
+	}
+	return nil
+}
+
+// Sample finds the largest logits on the device; rows that are not greedy are
+// read back instead and drawn on the host.
+func (b *Backend) Sample(out []int32, logits backend.Buffer, params []backend.Sampling) error {
+	check(len(out) == len(params), "%d tokens to sample, %d parameters", len(out), len(params))
+	if len(out) == 0 {
+		return b.flush(true)
+	}
+	l, s := logits.(*buffer), &b.sample
+	check(len(out) <= l.tokens, "%d tokens to sample from %d rows", len(out), l.tokens)
+	if slices.ContainsFunc(params, greedy) {
+		n := min(ceil(l.width, 2048), maxShares)
+		b.launch(kArgmaxShares, dim(n, len(out), 1), 256, 0, ptr(s.values), ptr(s.places), ptr(l.ptr), i32(l.width), i32(l.width))
+		b.launch(kArgmaxMerge, dim(len(out), 1, 1), 256, 0, ptr(s.found), ptr(s.values), ptr(s.places), i32(n))
+		b.list.Download(s.host[:len(out)*8], s.found)
+	}
+	if err := b.flush(true); err != nil {
+		return err
+	}
+	found := ints(s.host)
+	for i, p := range params {
+		if !greedy(p) {
+			row, err := b.readRow(l, i, l.width)
+			if err != nil {
+				return err
+			}
+			if out[i], err = s.sampler.Sample(i, row, p); err != nil {
+				return err
+			}
+			continue
+		}
+		token, largest := found[2*i], math.Float32frombits(uint32(found[2*i+1]))
+		switch {
+		case token < 0:
+			return fmt.Errorf("logit %d of row %d is NaN", -1-token, i)
+		case math.IsInf(float64(largest), 0):
+			return fmt.Errorf("the largest logit of row %d, %d, is %v", i, token, largest)
+		}
+		out[i] = token
+	}
+	return nil
+}
+
+func greedy(p backend.Sampling) bool { return p.Temperature == 0 || p.TopK == 1 }
+
+// Read copies the first len(dst) values of a token's row.
+func (b *Backend) Read(dst []float32, src backend.Buffer, token int) error {
+	check(len(dst) <= src.Width() && token >= 0 && token < src.Tokens(), "read %d of %d columns of token %d", len(dst), src.Width(), token)
+	row, err := b.readRow(src.(*buffer), token, len(dst))
+	if err != nil {
+		return err
+	}
+	copy(dst, row)
+	return nil
+}
+
+// readRow is valid until the next.
+func (b *Backend) readRow(src *buffer, token, n int) ([]float32, error) {
+	host := b.sample.row[:n*4]
+	b.list.Download(host, src.ptr.At(int64(token)*int64(src.width)*4))
+	if err := b.flush(false); err != nil {
+		return nil, err
+	}
+	return floats(host), nil
+}
