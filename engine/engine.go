@@ -178,6 +178,8 @@ func (e *Engine) NewSequence() (*Sequence, error) {
 		if s == nil {
 			e.runner.ResetSlot(slot)
 			seq := &Sequence{engine: e, slot: slot}
+			// Room for the whole context, so that no step allocates.
+			seq.table.Blocks = make([]int32, 0, e.pool.BlocksFor(e.limits.MaxContext))
 			seq.table.Blocks = make([]int32, 0, e.pool.BlocksFor(e.limits.MaxContext)) // so that no step allocates
 			e.slots[slot] = seq
 			return seq, nil
