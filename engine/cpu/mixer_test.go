@@ -2,7 +2,10 @@ package cpu
 
 import (
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -29,6 +32,236 @@ func TestConformance(t *testing.T) {
 		}
 		run(isa, 1, stride)
 	}
-	run(Auto, 2, 6)
-	run(Auto, 5, 30)
+	run(Auto, 2, 8)
+	run(Auto, 5, 40)
+}
+
+// TestMixerKernelsAreGeneric holds all instruction sets to the bits of the
+// generic code, with guards behind what they write.
+func TestMixerKernelsAreGeneric(t *testing.T) {
+	const seed = 11
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	// Random float32 are pairs of random bf16, too.
+	bytes := func(x []float32) *byte { return (*byte)(unsafe.Pointer(&x[0])) }
+	same := func(name string, start []float32, run func(k *mixerKernels, x *float32)) {
+		t.Helper()
+		guarded := func(k *mixerKernels) []uint32 {
+			x := append(append([]float32(nil), start...), 1, 2, 3)
+			run(k, &x[0])
+			return bits(x)
+		}
+		want := guarded(mixersGeneric)
+		for _, isa := range Supported()[1:] {
+			require.Equal(t, want, guarded(mixersFor(isa)), "%s, %v", name, isa)
+		}
+	}
+	for trial := range 20 {
+		for log := range unitRowsLog2 + 1 {
+			rows := 1 << log
+			pairs, chunks := 1+rng.IntN(40), 1+rng.IntN(20)
+			k := randomFloats(rng, 2*pairs*groupPositions)
+			q := randomFloats(rng, 2*pairs*rows)
+			v := randomFloats(rng, chunks*chunkDims*groupPositions)
+			p := randomFloats(rng, rows*splitPositions)
+			scores, acc := make([]float32, rows*splitPositions), randomFloats(rng, chunks*chunkDims*rows)
+			name := fmt.Sprintf("trial %d, %d rows, %d pairs, %d chunks", trial, rows, pairs, chunks)
+			same("scores bf16, "+name, scores, func(m *mixerKernels, x *float32) { m.scoresBF16[log](x, bytes(k), &q[0], pairs, bytes(k)) })
+			same("scores f32, "+name, scores, func(m *mixerKernels, x *float32) { m.scoresF32[log](x, bytes(k), &q[0], pairs, bytes(k)) })
+			same("mix bf16, "+name, acc, func(m *mixerKernels, x *float32) { m.mixBF16[log](x, bytes(v), &p[0], chunks, bytes(v)) })
+			same("mix f32, "+name, acc, func(m *mixerKernels, x *float32) { m.mixF32[log](x, bytes(v), &p[0], chunks, bytes(v)) })
+			part, a, b := randomFloats(rng, len(acc)), randomFloats(rng, rows), randomFloats(rng, rows)
+			same("merge, "+name, acc, func(m *mixerKernels, x *float32) { m.merge(x, &part[0], &a[0], &b[0], rows, chunks) })
+		}
+		dims := 1 + rng.IntN(130)
+		k, q := randomFloats(rng, dims), randomFloats(rng, dims)
+		both := randomFloats(rng, (dims+1)*deltaTile) // the state, then the values
+		same(fmt.Sprintf("delta of %d dims", dims), both, func(m *mixerKernels, x *float32) {
+			m.delta(x, &k[0], &q[0], dims, &unsafe.Slice(x, len(both))[dims*deltaTile], 0.9, 0.7, 0.3, x)
+		})
+	}
+	for n := 1; n <= 70; n++ {
+		x, y, z := randomFloats(rng, n), randomFloats(rng, n), randomFloats(rng, n)
+		same(fmt.Sprintf("mulAdd of %d", n), x, func(m *mixerKernels, x *float32) { m.mulAdd(x, &y[0], &z[0], n) })
+		y[rng.IntN(n)] *= 200
+		same(fmt.Sprintf("gate of %d", n), x, func(m *mixerKernels, x *float32) { m.gate(x, &y[0], n) })
+	}
+}
+
+// attentionRun is one attention layer with contexts of some length.
+type attentionRun struct {
+	b    *Backend
+	spec backend.Attention
+	kv   *kvCache
+	in   *buffer
+	out  *buffer
+	step backend.Step
+}
+
+// newAttentionRun lays out a step of count tokens in each row, after contexts
+// whose keys and values are written straight into the cache.
+func newAttentionRun(t testing.TB, b *Backend, rows, heads, kvHeads, dim, context, count int) *attentionRun {
+	const blockSize = 16
+	blocks := (context + count + blockSize - 1) / blockSize
+	kv, err := b.NewKVCache(backend.KVSpec{
+		Layers: 1, Blocks: rows * blocks, BlockSize: blockSize, KVHeads: kvHeads, HeadDim: dim, DType: backend.BF16,
+	})
+	require.NoError(t, err)
+	c := kv.(*kvCache)
+	rng := rand.New(rand.NewPCG(5, 5))
+	cached := unsafe.Slice((*uint16)(c.data), rows*blocks*kvHeads*c.headBytes()/2)
+	for i := range cached {
+		cached[i] = backend.EncodeBF16(2*rng.Float32() - 1)
+	}
+	freqs := make([]float32, dim/4)
+	for i := range freqs {
+		freqs[i] = float32(math.Pow(10000, -float64(i)/float64(len(freqs))))
+	}
+	rope, err := b.NewRope(freqs, context+count)
+	require.NoError(t, err)
+	a := &attentionRun{b: b, kv: c, spec: backend.Attention{
+		Heads: heads, KVHeads: kvHeads, HeadDim: dim, Scale: 0.3, Rope: rope, Gated: true,
+	}}
+	a.in, a.out = newBuffer(t, b, rows*count, (2*heads+2*kvHeads)*dim), newBuffer(t, b, rows*count, heads*dim)
+	copy(a.in.x, randomFloats(rng, len(a.in.x)))
+	perm := rng.Perm(rows * blocks)
+	for r := range rows {
+		row := backend.Row{First: r * count, Count: count, Start: context}
+		for _, i := range perm[r*blocks:][:blocks] {
+			row.Blocks = append(row.Blocks, int32(i))
+		}
+		a.step.Rows = append(a.step.Rows, row)
+	}
+	a.step.Tokens = make([]int32, rows*count)
+	return a
+}
+
+func (a *attentionRun) run() {
+	a.b.Begin(&a.step)
+	a.b.Attention(a.out, a.in, &a.spec, a.kv)
+}
+
+// TestAttentionSharesLongContexts: however many workers share a context, and in
+// whatever instruction set, the bits are the same.
+func TestAttentionSharesLongContexts(t *testing.T) {
+	for _, c := range []struct{ rows, heads, kvHeads, context, count int }{
+		{1, 4, 1, 1300, 1}, {1, 6, 3, 700, 1}, {2, 2, 1, 1025, 1}, {3, 9, 1, 530, 1}, {1, 2, 1, 1000, 9},
+	} {
+		var want []uint32
+		for _, isa := range Supported() {
+			for _, threads := range []int{1, 2, 5} {
+				if isa != detect() && threads > 1 {
+					continue
+				}
+				b := newBackend(t, Options{ISA: isa, Threads: threads})
+				a := newAttentionRun(t, b, c.rows, c.heads, c.kvHeads, 32, c.context, c.count)
+				fill(a.out.x, nan)
+				a.run()
+				if threads > c.rows*c.kvHeads && c.count == 1 {
+					require.True(t, a.kv.task.isCut, "%+v: no context is shared", c)
+				}
+				got := bits(a.out.x)
+				if want == nil {
+					want = got
+				}
+				require.Equal(t, want, got, "%+v, %v, %d threads", c, isa, threads)
+				require.Zero(t, testing.AllocsPerRun(3, a.run))
+			}
+		}
+	}
+}
+
+// deltaRun is one gated delta layer.
+type deltaRun struct {
+	b     *Backend
+	d     backend.GatedDelta
+	state *deltaState
+	in    *buffer
+	out   *buffer
+	step  backend.Step
+}
+
+func newDeltaRun(t testing.TB, b *Backend, rows, keyHeads, valueHeads, count int) *deltaRun {
+	sp := backend.DeltaSpec{Layers: 1, Slots: rows, KeyHeads: keyHeads, ValueHeads: valueHeads, KeyDim: 128, ValueDim: 128, ConvWidth: 4}
+	state, err := b.NewDeltaState(sp)
+	require.NoError(t, err)
+	rng := rand.New(rand.NewPCG(6, 6))
+	vec := func(n int) backend.Vector {
+		v, err := b.NewVector(&tensor{name: "v", shape: []int{n}, x: randomFloats(rng, n)})
+		require.NoError(t, err)
+		return v
+	}
+	d := &deltaRun{b: b, state: state.(*deltaState), d: backend.GatedDelta{
+		Conv: vec(sp.ConvDim() * 4), ALog: vec(valueHeads), DTBias: vec(valueHeads),
+		Norm: backend.Norm{Weight: vec(128), Eps: 1e-6},
+	}}
+	d.in, d.out = newBuffer(t, b, rows*count, sp.ProjDim()), newBuffer(t, b, rows*count, valueHeads*128)
+	copy(d.in.x, randomFloats(rng, len(d.in.x)))
+	for r := range rows {
+		d.step.Rows = append(d.step.Rows, backend.Row{First: r * count, Count: count, Slot: r})
+		b.ResetSlot(state, r)
+	}
+	d.step.Tokens = make([]int32, rows*count)
+	return d
+}
+
+func (d *deltaRun) run() {
+	d.b.Begin(&d.step)
+	d.b.GatedDelta(d.out, d.in, &d.d, d.state)
+}
+
+// TestGatedDeltaIsTheSameEverywhere: instruction sets and workers change no bit.
+func TestGatedDeltaIsTheSameEverywhere(t *testing.T) {
+	var want []uint32
+	for _, isa := range Supported() {
+		for _, threads := range []int{1, 3} {
+			d := newDeltaRun(t, newBackend(t, Options{ISA: isa, Threads: threads}), 2, 3, 6, 11)
+			d.run()
+			d.run()
+			if want == nil {
+				want = bits(d.out.x)
+				require.NotEqual(t, uint32(0x7f800000), want[0]&0x7f800000, "not finite")
+			}
+			require.Equal(t, want, bits(d.out.x), "%v, %d threads", isa, threads)
+			require.Zero(t, testing.AllocsPerRun(2, d.run))
+		}
+	}
+}
+
+// BenchmarkAttention reads contexts of 4096 positions; MB/s counts keys and values.
+func BenchmarkAttention(b *testing.B) {
+	for _, c := range []struct{ heads, kvHeads, dim int }{{8, 2, 256}, {32, 8, 64}, {16, 4, 256}} {
+		for _, rows := range []int{1, 8} {
+			b.Run(fmt.Sprintf("heads=%d_%d/dim=%d/rows=%d", c.heads, c.kvHeads, c.dim, rows), func(b *testing.B) {
+				a := newAttentionRun(b, newBackend(b, Options{}), rows, c.heads, c.kvHeads, c.dim, 4096, 1)
+				b.SetBytes(int64(rows * 4096 * a.kv.spec.BytesPerToken()))
+				for b.Loop() {
+					a.run()
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkAttentionPrompt attends to 256 tokens of a prompt, after 1024.
+func BenchmarkAttentionPrompt(b *testing.B) {
+	a := newAttentionRun(b, newBackend(b, Options{}), 1, 8, 2, 256, 1024, 256)
+	for b.Loop() {
+		a.run()
+	}
+	flops := 4 * 8 * 256 * 256 * (1024 + 128)
+	b.ReportMetric(float64(flops)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+}
+
+// BenchmarkGatedDelta advances states; MB/s counts one read and one write.
+func BenchmarkGatedDelta(b *testing.B) {
+	for _, c := range []struct{ rows, count int }{{1, 1}, {8, 1}, {64, 1}, {1, 64}} {
+		b.Run(fmt.Sprintf("rows=%d/tokens=%d", c.rows, c.count), func(b *testing.B) {
+			d := newDeltaRun(b, newBackend(b, Options{}), c.rows, 16, 16, c.count)
+			b.SetBytes(int64(2 * 4 * c.rows * d.state.stateSize))
+			for b.Loop() {
+				d.run()
+			}
+		})
+	}
 }
