@@ -39,8 +39,8 @@
 // machine meets the arms alike.
 //
 // Every request has its own prompt of random tokens. Both arms of a block get the
-// same prompts; no prompt comes twice in a criterion, so no cache of prefixes can
-// help. Generation is greedy, ignores the end-of-text token and runs to
+// same prompts, and the engine keeps nothing of a sequence that has ended; no
+// prompt comes twice in a criterion, so no cache of prefixes can help later blocks. Generation is greedy, ignores the end-of-text token and runs to
 // -max-tokens, so lengths cannot differ.
 //
 // Warm-up blocks have the shape of the measured ones, on both arms, with prompts
@@ -79,7 +79,8 @@
 // block whether the verdict is decided, up to 24; the plan of looks is fixed
 // beforehand, and the bound holds at all of them together. -test-runs N measures
 // exactly N blocks and looks once; below 5 the verdict is INCONCLUSIVE and the
-// bound is said to be missing.
+// bound is said to be missing. -time-limit D gives up at a look when the next
+// would come too late; the verdict is then INCONCLUSIVE, never a guess.
 //
 // # The ceiling
 //

@@ -41,7 +41,7 @@ func TestAsManyBlocksAsItTakes(t *testing.T) {
 			require.NoError(t, err)
 			j := Judge(rec)
 			require.Equal(t, c.verdict, j.Verdict, j.Reason)
-			require.Len(t, rec.Blocks, c.blocks)
+			require.Equal(t, c.blocks, len(rec.Blocks))
 			if c.criterion.Lower() {
 				require.Equal(t, Pass, j.ControlCheck.Verdict, j.ControlCheck.Reason)
 			}
@@ -179,4 +179,38 @@ func text(j *Judgement) string {
 	var out strings.Builder
 	j.Print(&out)
 	return out.String()
+}
+
+// TestTimeIsUp: an undecided criterion gives up at a look, never before the
+// first, and what it says is INCONCLUSIVE.
+func TestTimeIsUp(t *testing.T) {
+	for budget, blocks := range map[time.Duration]int{1: 6, 6 * time.Second: 8, 8 * time.Second: 10, 0: 24} {
+		x := newFakeExperiment(t, ThroughputCriterion(4), 0)
+		x.Budget = budget
+		x.batch.prefill = constant(120 * ms)
+		x.batch.decode = func(int) time.Duration { return 5*ms + time.Duration(x.batch.runs%2)*ms } // some 0.7 s a block
+		rec, err := x.Run(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, blocks, len(rec.Blocks), "in %v", budget)
+		require.Equal(t, Inconclusive, Judge(rec).Verdict)
+		if budget > 0 {
+			require.Contains(t, x.log[len(x.log)-1], "the time is up")
+		}
+	}
+}
+
+// TestBudgetShares: what is left of the time is shared by the work to come.
+func TestBudgetShares(t *testing.T) {
+	s := NewSession(t.Context(), Options{TimeLimit: 230 * time.Second, NumConcurrent: []int{2, 4, 8}}, nil)
+	s.results.Started = time.Now().Add(time.Hour) // the clock of the limit has not begun
+	left := s.Options.TimeLimit - time.Since(s.results.Started)
+	share := s.budget(ThroughputCriterion(8)).Seconds() / left.Seconds()
+	require.InDelta(t, 10.0/23, share, 1e-6)
+	s.judgements = []*Judgement{{Record: &Record{Criterion: LatencyCriterion()}}, {Record: &Record{Criterion: ThroughputCriterion(2)}}}
+	share = s.budget(ThroughputCriterion(4)).Seconds() / left.Seconds()
+	require.InDelta(t, 6.0/16, share, 1e-6)
+	s.results.Started = time.Now().Add(-time.Hour)
+	require.LessOrEqual(t, s.budget(ThroughputCriterion(8)), time.Duration(1), "late, and still a limit")
+	s.Options.TimeLimit = 0
+	require.Zero(t, s.budget(ThroughputCriterion(8)))
 }

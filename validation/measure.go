@@ -21,6 +21,7 @@ type Experiment struct {
 	Warmups      int
 	Runs         int // blocks; 0: as many as the verdict takes
 	Seed         uint64
+	Budget       time.Duration           // with Runs 0: no look is begun that would end later; 0: none
 	Roofline     *Roofline               // nil: unknown
 	Bandwidth    func() (float64, error) // probed between blocks; nil: not measured
 	Now          func() time.Time        // the clock of progress lines
@@ -89,11 +90,27 @@ func (x *Experiment) Run(ctx context.Context) (*Record, error) {
 		x.keep(rec)
 		over := rec.decided()
 		x.progress(rec, over, x.Now().Sub(begin))
-		if over && x.Runs == 0 {
+		if x.Runs == 0 && (over || x.late(rec, x.Now().Sub(begin))) {
 			break
 		}
 	}
 	return rec, nil
+}
+
+// late says whether the next look lies beyond the budget. Before the first look
+// nothing does: a verdict needs its least blocks. To give up for lack of time,
+// whatever the ratios are, keeps the error of the bounds.
+func (x *Experiment) late(rec *Record, elapsed time.Duration) bool {
+	done := len(rec.Blocks)
+	if x.Budget == 0 || !slices.Contains(rec.Plan.Looks, done) || done == rec.Planned {
+		return false
+	}
+	next, ok := rec.Plan.Next(done)
+	late := ok && time.Duration(float64(elapsed)/float64(done)*float64(next)) > x.Budget
+	if late {
+		x.log("%s: not decided after %d blocks, and the time is up (-time-limit)", x.Criterion, done)
+	}
+	return late
 }
 
 // block runs every arm once over the same requests, in the given order.

@@ -83,7 +83,7 @@ func TestBlocksAreInterleaved(t *testing.T) {
 	x := newFakeExperiment(t, ThroughputCriterion(2), 10)
 	rec, err := x.Run(t.Context())
 	require.NoError(t, err)
-	require.Len(t, rec.Blocks, 10)
+	require.Equal(t, 10, len(rec.Blocks))
 	serialFirst := 0
 	for i, b := range rec.Blocks {
 		require.Equal(t, i, b.Index)
@@ -185,7 +185,7 @@ func TestEvidenceRules(t *testing.T) {
 			}
 			rec, err := x.Run(t.Context())
 			require.NoError(t, err, "unusable evidence is a verdict, no error")
-			require.Len(t, rec.Blocks, 2, "it ends at the spoilt block")
+			require.Equal(t, 2, len(rec.Blocks), "it ends at the spoilt block")
 			j := Judge(rec)
 			require.Equal(t, Invalid, j.Verdict)
 			for _, want := range c.want {
@@ -231,7 +231,7 @@ func TestInterrupted(t *testing.T) {
 	var interrupted *ErrInterrupted
 	require.ErrorAs(t, err, &interrupted)
 	require.EqualError(t, err, "interrupted after 3 of 6 blocks (signal); what was measured is kept")
-	require.Len(t, rec.Blocks, 3)
+	require.Equal(t, 3, len(rec.Blocks))
 	require.Positive(t, x.kept)
 	j := Judge(rec)
 	require.Equal(t, Inconclusive, j.Verdict)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // DefaultCheckpoint is measured unless another is asked for: large enough to
@@ -19,19 +20,20 @@ const (
 
 // Options are the flags of the suite.
 type Options struct {
-	Backend           string `json:"backend"`
-	Checkpoint        string `json:"checkpoint"` // "" for the default of each test
-	MaxTokens         int    `json:"max_tokens"`
-	PromptLength      int    `json:"prompt_length"`
-	NumConcurrent     []int  `json:"num_concurrent"`
-	WarmupRuns        int    `json:"warmup_runs"` // 0: as specified, see Warmups
-	TestRuns          int    `json:"test_runs"`   // 0: as many as the verdict takes, see planFor
-	MaxBatchSize      int    `json:"max_batch_size"`
-	TokenBudget       int    `json:"token_budget"` // 0: enough for chunks of prompts beside full decode rows
-	Threads           int    `json:"threads"`      // 0: all cores
-	Seed              uint64 `json:"seed"`
-	Results           string `json:"results"`
-	AllowInconclusive bool   `json:"allow_inconclusive"`
+	Backend           string        `json:"backend"`
+	Checkpoint        string        `json:"checkpoint"` // "" for the default of each test
+	MaxTokens         int           `json:"max_tokens"`
+	PromptLength      int           `json:"prompt_length"`
+	NumConcurrent     []int         `json:"num_concurrent"`
+	WarmupRuns        int           `json:"warmup_runs"` // 0: as specified, see Warmups
+	TestRuns          int           `json:"test_runs"`   // 0: as many as the verdict takes, see planFor
+	MaxBatchSize      int           `json:"max_batch_size"`
+	TokenBudget       int           `json:"token_budget"`  // 0: enough for chunks of prompts beside full decode rows
+	Threads           int           `json:"threads"`       // 0: all cores
+	TimeLimit         time.Duration `json:"time_limit_ns"` // of all criteria; 0: none
+	Seed              uint64        `json:"seed"`
+	Results           string        `json:"results"`
+	AllowInconclusive bool          `json:"allow_inconclusive"`
 
 	// The sweep and the blocking run.
 	Sizes       []int `json:"sizes"`
@@ -56,6 +58,7 @@ func (o *Options) Register(fs *flag.FlagSet) {
 	fs.IntVar(&o.MaxBatchSize, "max-batch-size", 8, "rows of the batch arm")
 	fs.IntVar(&o.TokenBudget, "token-budget", 0, "tokens of one step, 0 for the default")
 	fs.IntVar(&o.Threads, "threads", 0, "threads of the cpu backend, 0 for all cores")
+	fs.DurationVar(&o.TimeLimit, "time-limit", 0, "time in which the criteria end, decided or not, once each has its least blocks; 0 for none")
 	fs.Uint64Var(&o.Seed, "seed", 1, "seed of prompts, orders and random weights")
 	fs.StringVar(&o.Results, "results", "results", "`DIR` for results/<UTC time>/, relative to the module's root")
 	fs.BoolVar(&o.AllowInconclusive, "allow-inconclusive", false, "do not fail on the verdict INCONCLUSIVE")
@@ -157,6 +160,12 @@ func (o *Options) Validate() error {
 	least("threads", o.Threads, 0, "")
 	if o.Threads > 0 && o.Backend == "cuda" {
 		bad("-threads %d: the cuda backend has no threads to set", o.Threads)
+	}
+	switch {
+	case o.TimeLimit < 0:
+		bad("-time-limit %v: want a positive time, or 0 for none", o.TimeLimit)
+	case o.TimeLimit > 0 && o.TestRuns > 0:
+		bad("-time-limit %v, -test-runs %d: the number of blocks is either fixed or left to the verdict and the time", o.TimeLimit, o.TestRuns)
 	}
 	if o.Results == "" {
 		bad("-results: want a directory")

@@ -79,6 +79,8 @@ func TestBadFlags(t *testing.T) {
 		"-backend cuda -threads 2":                    "-threads 2: the cuda backend has no threads to set",
 		"-backend cpu -token-budget 70":               "-token-budget 70: want at least 71, a prompt chunk of 64 beside 7 decode rows",
 		"-backend cpu -checkpoint random:":            "-checkpoint random: lacks a name, such as random:qwen3.5-mini",
+		"-backend cpu -time-limit 5m -test-runs 6":    "-time-limit 5m0s, -test-runs 6: the number of blocks is either fixed or left to the verdict and the time",
+		"-backend cpu -time-limit -5m":                "-time-limit -5m0s: want a positive time, or 0 for none",
 		"-backend cpu -results=":                      "-results: want a directory",
 		"-backend cpu -sizes 2,4":                     "-sizes 2,4: size 1 is missing, to which all others are compared",
 		"-backend cpu -sizes 1,4,2":                   "-sizes 1,4,2: want rising sizes",

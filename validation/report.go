@@ -26,7 +26,7 @@ func (j *Judgement) Print(w io.Writer) {
 		p("time", "%s", j.timeText())
 	}
 	if known(j.Control.Median) {
-		p("control", "serial against serial: %.3f (min %.3f, max %.3f): %s", j.Control.Median, j.Control.Min, j.Control.Max, j.ControlCheck.Verdict)
+		p("control", "serial against serial: %.3f (min %.3f, max %.3f): %s", j.Control.Median, j.Control.Min, j.Control.Max, j.controlText())
 	}
 	for _, problem := range j.Problems {
 		p("problem", "%s", problem)
@@ -42,6 +42,16 @@ func (j *Judgement) boundText() string {
 		return fmt.Sprintf("no %.0f %% bound from %d blocks", 100*confidence, d.N)
 	}
 	return fmt.Sprintf("%.0f %% bounds %.3f and %.3f after %d", 100*confidence, d.Lower, d.Upper, d.N)
+}
+
+func (j *Judgement) controlText() string {
+	switch j.ControlCheck.Verdict {
+	case Measured:
+		return "too few blocks to judge it"
+	case Pass:
+		return "identical arms agree"
+	}
+	return j.ControlCheck.Reason
 }
 
 func (j *Judgement) targetText() string {

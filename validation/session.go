@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/batchproof/batchproof/engine/backend"
@@ -122,6 +123,7 @@ func (s *Session) Measure(c Criterion, out io.Writer) (*Judgement, error) {
 		Prompts:      NewPrompts(o.Seed, c.String(), o.PromptLength, config.Vocab, config.EOS),
 		PromptLength: o.PromptLength, MaxTokens: o.MaxTokens, MaxBatchSize: o.MaxBatchSize,
 		Warmups: o.Warmups(c.Family), Runs: o.TestRuns, Seed: o.Seed,
+		Budget:   s.budget(c),
 		Roofline: roofline, Bandwidth: s.probes.ReadBandwidth, Now: time.Now,
 		Log: func(format string, args ...any) { fmt.Fprintf(log, format+"\n", args...) },
 		Keep: func(r *Record) {
@@ -137,6 +139,31 @@ func (s *Session) Measure(c Criterion, out io.Writer) (*Judgement, error) {
 	s.judgements = append(s.judgements, j)
 	j.Print(log)
 	return j, err
+}
+
+// budget is a criterion's share of the time that is left, by the requests that a
+// block of it serves.
+func (s *Session) budget(c Criterion) time.Duration {
+	o := &s.Options
+	if o.TimeLimit == 0 {
+		return 0
+	}
+	measured := func(c Criterion) bool {
+		return slices.ContainsFunc(s.judgements, func(j *Judgement) bool { return j.Record.Criterion == c })
+	}
+	weight := func(c Criterion) int { return c.Concurrent + 2 }
+	rest := 0
+	all := []Criterion{LatencyCriterion()}
+	for _, n := range o.NumConcurrent {
+		all = append(all, ThroughputCriterion(n))
+	}
+	for _, other := range all {
+		if !measured(other) {
+			rest += weight(other)
+		}
+	}
+	left := max(o.TimeLimit-time.Since(s.results.Started), 1) // 0 would be no limit
+	return left * time.Duration(weight(c)) / time.Duration(max(rest, weight(c)))
 }
 
 // roofline is the least work of a criterion; nil if the backend cannot tell its peak.
@@ -164,6 +191,9 @@ func (s *Session) Close() error {
 		return nil
 	}
 	err := s.unload()
+	if len(s.results.Criteria) == 0 && s.results.Sweep == nil {
+		return errors.Join(err, s.store.Discard())
+	}
 	now := time.Now()
 	s.results.Finished = &now
 	s.keep()

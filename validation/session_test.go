@@ -51,7 +51,7 @@ func TestSession(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, j.Problems)
 		require.NotEqual(t, Invalid, j.Verdict, j.Reason)
-		require.Len(t, j.Record.Blocks, 2)
+		require.Equal(t, 2, len(j.Record.Blocks))
 	}
 	require.NoError(t, s.Close())
 	require.Contains(t, log.String(), "throughput, 2 concurrent: block 2 of 2, ratio ")
@@ -151,8 +151,8 @@ func TestSessionInterrupted(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, r.Interrupted)
 	require.Len(t, r.Criteria, 2)
-	require.Len(t, r.Criteria[0].Blocks, 2)
-	require.Len(t, r.Criteria[1].Blocks, 1)
+	require.Equal(t, 2, len(r.Criteria[0].Blocks))
+	require.Equal(t, 1, len(r.Criteria[1].Blocks))
 }
 
 type writerFunc func([]byte)
@@ -192,6 +192,9 @@ func TestSessionRefuses(t *testing.T) {
 			_, err = s.Measure(ThroughputCriterion(2), new(bytes.Buffer))
 			require.EqualError(t, err, "not measured: the session could not begin, see the first failure")
 			require.NoError(t, s.Close())
+			if s.store != nil {
+				require.NoDirExists(t, s.store.Dir, "nothing was measured, nothing is left")
+			}
 		})
 	}
 }

@@ -46,6 +46,9 @@ func NewStore(parent string, now time.Time) (*Store, error) {
 	return s, nil
 }
 
+// Discard removes the directory of a run that measured nothing.
+func (s *Store) Discard() error { return os.RemoveAll(s.Dir) }
+
 // WriteJSON replaces a file by the value, indented if it is for reading.
 func (s *Store) WriteJSON(name string, v any, indent bool) {
 	var data []byte

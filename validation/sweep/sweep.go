@@ -60,9 +60,11 @@ func Run(ctx context.Context, b *Bench, sizes []int, newTokens, rounds int, seed
 				p.StepNS = append(p.StepNS, int64(d))
 			}
 		}
-		elapsed := b.Now().Sub(begin)
-		left := elapsed / time.Duration(round+1) * time.Duration(rounds-round-1)
-		b.log("sweep: round %d of %d, about %s left", round+1, rounds, left.Round(time.Second))
+		line := fmt.Sprintf("sweep: round %d of %d", round+1, rounds)
+		if left := b.Now().Sub(begin) / time.Duration(round+1) * time.Duration(rounds-round-1); left > 0 {
+			line += fmt.Sprintf(", about %s left", left.Round(time.Second))
+		}
+		b.log("%s", line)
 	}
 	return s, nil
 }
