@@ -31,7 +31,11 @@ func Open(opt Options) (backend.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return New(dev)
+	b, err := New(dev)
+	if err != nil {
+		return nil, err // not a nil *Backend in an interface
+	}
+	return b, nil
 }
 
 // What the PTX needs.
@@ -129,12 +133,8 @@ func (b *Backend) Close() error {
 	return errors.Join(errs...)
 }
 
-// check panics on an argument that only a defect of the caller can produce.
-func check(ok bool, format string, args ...any) {
-	if !ok {
-		panic("cuda: " + fmt.Sprintf(format, args...))
-	}
-}
+// broken panics on an argument that only a defect of the caller can produce.
+func broken(format string, args ...any) { panic("cuda: " + fmt.Sprintf(format, args...)) }
 
 // The kernels, in the order of kernelNames.
 const (

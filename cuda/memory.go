@@ -230,7 +230,9 @@ func (b *Backend) NewDeltaState(s backend.DeltaSpec) (backend.DeltaState, error)
 // ResetSlot zeroes one slot in all layers.
 func (b *Backend) ResetSlot(state backend.DeltaState, slot int) {
 	st := state.(*deltaState)
-	check(slot >= 0 && slot < st.spec.Slots, "slot %d of %d", slot, st.spec.Slots)
+	if !(slot >= 0 && slot < st.spec.Slots) {
+		broken("slot %d of %d", slot, st.spec.Slots)
+	}
 	b.list.Fill(st.s.At(int64(slot)*st.sSlot*4), 0, st.sSlot*4)
 	b.list.Fill(st.conv.At(int64(slot)*st.convLen*4), 0, st.convLen*4)
 }

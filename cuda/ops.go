@@ -9,7 +9,9 @@ import (
 func (b *Backend) Embed(dst backend.Buffer, table backend.Matrix) {
 	d, m := dst.(*buffer), table.(*matrix)
 	n := b.step.tokens
-	check(d.tokens >= n && d.width >= m.inputs, "embed %d tokens of %d into %d × %d", n, m.inputs, d.tokens, d.width)
+	if !(d.tokens >= n && d.width >= m.inputs) {
+		broken("embed %d tokens of %d into %d × %d", n, m.inputs, d.tokens, d.width)
+	}
 	k := kEmbedF32
 	if m.dtype == backend.BF16 {
 		k = kEmbedBF16
@@ -20,12 +22,16 @@ func (b *Backend) Embed(dst backend.Buffer, table backend.Matrix) {
 // Gather copies tokens.
 func (b *Backend) Gather(dst, src backend.Buffer, tokens []int32) {
 	d, s := dst.(*buffer), src.(*buffer)
-	check(d != s && d.width == s.width && d.tokens >= len(tokens), "gather %d tokens of width %d into %d × %d", len(tokens), s.width, d.tokens, d.width)
+	if !(d != s && d.width == s.width && d.tokens >= len(tokens)) {
+		broken("gather %d tokens of width %d into %d × %d", len(tokens), s.width, d.tokens, d.width)
+	}
 	if len(tokens) == 0 || b.err != nil {
 		return
 	}
 	host := b.step.on(aGather)
-	check(len(tokens) <= len(host), "gather %d tokens, steps have %d", len(tokens), len(host))
+	if !(len(tokens) <= len(host)) {
+		broken("gather %d tokens, steps have %d", len(tokens), len(host))
+	}
 	if b.gathered {
 		b.flush(false) // the host's indices are still to be read
 	}
@@ -40,10 +46,18 @@ func (b *Backend) Gather(dst, src backend.Buffer, tokens []int32) {
 // parts) and multiplies. Which kernel does it changes no bit.
 func (b *Backend) Linear(dst, src backend.Buffer, n int, w backend.Matrix, opt backend.LinearOptions) {
 	d, s, m := dst.(*buffer), src.(*buffer), w.(*matrix)
-	check(d != s, "linear in place")
-	check(n <= s.tokens && n <= d.tokens, "linear over %d tokens, from %d into %d", n, s.tokens, d.tokens)
-	check(s.width >= m.inputs && d.width >= m.outputs, "linear %d → %d from width %d into %d", m.inputs, m.outputs, s.width, d.width)
-	check((opt.Epilogue == backend.SwiGLU) == (m.form == backend.GateUp), "SwiGLU and GateUp go together")
+	if d == s {
+		broken("linear in place")
+	}
+	if !(n <= s.tokens && n <= d.tokens) {
+		broken("linear over %d tokens, from %d into %d", n, s.tokens, d.tokens)
+	}
+	if !(s.width >= m.inputs && d.width >= m.outputs) {
+		broken("linear %d → %d from width %d into %d", m.inputs, m.outputs, s.width, d.width)
+	}
+	if !((opt.Epilogue == backend.SwiGLU) == (m.form == backend.GateUp)) {
+		broken("SwiGLU and GateUp go together")
+	}
 	if n == 0 {
 		return
 	}
@@ -87,7 +101,9 @@ func (b *Backend) norm(n *backend.Norm, width int) (weight driver.Ptr, eps, offs
 		return 0, 0, 0
 	}
 	w := n.Weight.(*vector)
-	check(w.n == width, "a norm of %d over %d values", w.n, width)
+	if !(w.n == width) {
+		broken("a norm of %d over %d values", w.n, width)
+	}
 	return w.ptr, n.Eps, n.Offset
 }
 
@@ -103,10 +119,18 @@ func (b *Backend) Attention(dst, qkv backend.Buffer, a *backend.Attention, cache
 	if a.Gated {
 		stride = 2 * hd
 	}
-	check(a.Heads%a.KVHeads == 0 && r.dims <= hd, "attention of %+v", a)
-	check(a.KVHeads == c.spec.KVHeads && hd == c.spec.HeadDim && a.Layer < c.spec.Layers, "attention of %+v over a cache of %+v", a, c.spec)
-	check(d != in && in.width >= a.Heads*stride+2*a.KVHeads*hd && d.width >= a.Heads*hd, "attention from width %d into %d", in.width, d.width)
-	check(l.longest <= r.positions, "position %d, the rope has %d", l.longest-1, r.positions)
+	if !(a.Heads%a.KVHeads == 0 && r.dims <= hd) {
+		broken("attention of %+v", a)
+	}
+	if !(a.KVHeads == c.spec.KVHeads && hd == c.spec.HeadDim && a.Layer < c.spec.Layers) {
+		broken("attention of %+v over a cache of %+v", a, c.spec)
+	}
+	if !(d != in && in.width >= a.Heads*stride+2*a.KVHeads*hd && d.width >= a.Heads*hd) {
+		broken("attention from width %d into %d", in.width, d.width)
+	}
+	if !(l.longest <= r.positions) {
+		broken("position %d, the rope has %d", l.longest-1, r.positions)
+	}
 
 	qNorm, qEps, qOffset := b.norm(a.QNorm, hd)
 	kNorm, kEps, kOffset := b.norm(a.KNorm, hd)
@@ -146,9 +170,12 @@ func (b *Backend) GatedDelta(dst, proj backend.Buffer, g *backend.GatedDelta, st
 	d, in, st := dst.(*buffer), proj.(*buffer), state.(*deltaState)
 	sp, l := st.spec, &b.step
 	channels := sp.ConvDim()
-	check(d != in && in.width >= sp.ProjDim() && d.width >= sp.ValueHeads*sp.ValueDim, "gated delta from width %d into %d", in.width, d.width)
-	check(g.Layer < sp.Layers && g.Conv.Len() == channels*sp.ConvWidth && g.ALog.Len() == sp.ValueHeads &&
-		g.DTBias.Len() == sp.ValueHeads, "gated delta layer %d over %+v", g.Layer, sp)
+	if !(d != in && in.width >= sp.ProjDim() && d.width >= sp.ValueHeads*sp.ValueDim) {
+		broken("gated delta from width %d into %d", in.width, d.width)
+	}
+	if !(g.Layer < sp.Layers && g.Conv.Len() == channels*sp.ConvWidth && g.ALog.Len() == sp.ValueHeads && g.DTBias.Len() == sp.ValueHeads) {
+		broken("gated delta layer %d over %+v", g.Layer, sp)
+	}
 	weight, eps, offset := b.norm(&g.Norm, sp.ValueDim)
 	first, count, slot := ptr(l.array(aRowFirst)), ptr(l.array(aRowCount)), ptr(l.array(aRowSlot))
 	conv := b.memory.workspace

@@ -100,7 +100,9 @@ func (b *Backend) Begin(step *backend.Step) {
 	}
 	l := &b.step
 	n := len(step.Tokens)
-	check(n <= l.maxTokens, "a step of %d tokens, buffers have %d", n, l.maxTokens)
+	if n > l.maxTokens {
+		broken("a step of %d tokens, buffers have %d", n, l.maxTokens)
+	}
 	l.tokens, l.rows, l.single, l.longest = n, len(step.Rows), true, 0
 	copy(l.on(aToken), step.Tokens)
 	positions, tokenRows := l.on(aPosition), l.on(aTokenRow)
@@ -113,7 +115,9 @@ func (b *Backend) Begin(step *backend.Step) {
 		for j := range r.Count {
 			positions[r.First+j], tokenRows[r.First+j] = int32(r.Start+j), int32(i)
 		}
-		check(used+len(r.Blocks) <= len(blocks), "a step over %d KV blocks, the cache has %d", used+len(r.Blocks), l.maxBlocks)
+		if !(used+len(r.Blocks) <= len(blocks)) {
+			broken("a step over %d KV blocks, the cache has %d", used+len(r.Blocks), l.maxBlocks)
+		}
 		used += copy(blocks[used:], r.Blocks)
 		l.single = l.single && r.Count == 1
 		l.longest = max(l.longest, r.Start+r.Count)
@@ -275,12 +279,16 @@ func (b *Backend) growSample(rows, width int) (err error) {
 // Sample finds the largest logits on the device; rows that are not greedy are
 // read back instead and drawn on the host.
 func (b *Backend) Sample(out []int32, logits backend.Buffer, params []backend.Sampling) error {
-	check(len(out) == len(params), "%d tokens to sample, %d parameters", len(out), len(params))
+	if !(len(out) == len(params)) {
+		broken("%d tokens to sample, %d parameters", len(out), len(params))
+	}
 	if len(out) == 0 {
 		return b.flush(true)
 	}
 	l, s := logits.(*buffer), &b.sample
-	check(len(out) <= l.tokens, "%d tokens to sample from %d rows", len(out), l.tokens)
+	if !(len(out) <= l.tokens) {
+		broken("%d tokens to sample from %d rows", len(out), l.tokens)
+	}
 	if slices.ContainsFunc(params, greedy) {
 		n := min(ceil(l.width, 2048), maxShares)
 		b.launch(kArgmaxShares, dim(n, len(out), 1), 256, 0, ptr(s.values), ptr(s.places), ptr(l.ptr), i32(l.width), i32(l.width))
@@ -318,7 +326,9 @@ func greedy(p backend.Sampling) bool { return p.Temperature == 0 || p.TopK == 1 
 
 // Read copies the first len(dst) values of a token's row.
 func (b *Backend) Read(dst []float32, src backend.Buffer, token int) error {
-	check(len(dst) <= src.Width() && token >= 0 && token < src.Tokens(), "read %d of %d columns of token %d", len(dst), src.Width(), token)
+	if !(len(dst) <= src.Width() && token >= 0 && token < src.Tokens()) {
+		broken("read %d of %d columns of token %d", len(dst), src.Width(), token)
+	}
 	row, err := b.readRow(src.(*buffer), token, len(dst))
 	if err != nil {
 		return err

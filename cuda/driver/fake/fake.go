@@ -1,0 +1,264 @@
+// Package fake is a device that computes nothing and fails on demand.
+//
+// It keeps account of everything handed out, so that a test can ask what was
+// leaked, and counts calls, so that a test can make each of them fail in turn.
+// Memory that is downloaded reads as zero.
+package fake
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/batchproof/batchproof/cuda/driver"
+)
+
+// Errors that a Device makes.
+var (
+	ErrInjected = errors.New("injected failure")
+	ErrMisuse   = errors.New("misuse of the device")
+)
+
+// Device is the fake. Set the fields before use.
+type Device struct {
+	Information driver.Info
+	Bytes       int64 // of memory
+	// FailAt makes the call of that number fail, counted from 1; a launch
+	// counts once for each command of its list. After a failed Run or Launch
+	// all further work fails, as on a GPU.
+	FailAt int
+	// Refuse names a kernel that the module lacks.
+	Refuse string
+
+	Runs    int     // lists run one by one
+	Graphs  int     // graphs launched
+	Misuses []error // double frees, unknown memory, use after Close
+
+	calls   int
+	used    int64
+	fault   error
+	next    driver.Ptr
+	memory  map[driver.Ptr]int64
+	hosts   map[*byte]int
+	kernels []string
+	graphs  map[driver.Graph]*driver.List
+	closed  bool
+}
+
+var _ driver.Device = (*Device)(nil)
+
+// New is a device that the kernels accept, with a GiB of memory.
+func New() *Device {
+	return &Device{
+		Information: driver.Info{Name: "fake", Driver: 12020, Major: 9, Processors: 132, SharedPerBlock: 227 << 10},
+		Bytes:       1 << 30,
+		next:        1 << 20,
+		memory:      make(map[driver.Ptr]int64),
+		hosts:       make(map[*byte]int),
+		graphs:      make(map[driver.Graph]*driver.List),
+	}
+}
+
+// Leaks says what is not freed.
+func (d *Device) Leaks() (leaks []string) {
+	for p, n := range d.memory {
+		leaks = append(leaks, fmt.Sprintf("%d bytes at %#x", n, p))
+	}
+	for _, n := range d.hosts {
+		leaks = append(leaks, fmt.Sprintf("%d bytes of host memory", n))
+	}
+	for g := range d.graphs {
+		leaks = append(leaks, fmt.Sprintf("graph %d", g))
+	}
+	if !d.closed {
+		leaks = append(leaks, "the device")
+	}
+	return leaks
+}
+
+// Count is the number of calls so far that could have failed.
+func (d *Device) Count() int { return d.calls }
+
+func (d *Device) call(format string, args ...any) error {
+	if d.closed {
+		return d.misuse("%s after Close", fmt.Sprintf(format, args...))
+	}
+	d.calls++
+	if d.calls == d.FailAt {
+		return fmt.Errorf("%w: call %d: %s", ErrInjected, d.calls, fmt.Sprintf(format, args...))
+	}
+	return nil
+}
+
+func (d *Device) misuse(format string, args ...any) error {
+	err := fmt.Errorf("%w: %s", ErrMisuse, fmt.Sprintf(format, args...))
+	d.Misuses = append(d.Misuses, err)
+	return err
+}
+
+// Info never fails.
+func (d *Device) Info() driver.Info { return d.Information }
+
+// Memory is what is left of Bytes.
+func (d *Device) Memory() (free, total int64, err error) {
+	return d.Bytes - d.used, d.Bytes, d.call("memory")
+}
+
+// Alloc hands out addresses, without memory behind them.
+func (d *Device) Alloc(bytes int64) (driver.Ptr, error) {
+	if err := d.call("alloc %d", bytes); err != nil {
+		return 0, fmt.Errorf("%w: %w", driver.ErrOutOfMemory, err)
+	}
+	if bytes > d.Bytes-d.used {
+		return 0, fmt.Errorf("%w: %d bytes asked for, %d are free", driver.ErrOutOfMemory, bytes, d.Bytes-d.used)
+	}
+	p := d.next
+	d.next += driver.Ptr(bytes+511) / 256 * 256
+	d.memory[p] = bytes
+	d.used += bytes
+	return p, nil
+}
+
+// Free takes back what Alloc gave.
+func (d *Device) Free(p driver.Ptr) error {
+	n, ok := d.memory[p]
+	if !ok || d.closed {
+		return d.misuse("free of %#x", p)
+	}
+	delete(d.memory, p)
+	d.used -= n
+	return nil
+}
+
+// AllocHost makes ordinary memory.
+func (d *Device) AllocHost(bytes int) ([]byte, error) {
+	if err := d.call("alloc host %d", bytes); err != nil {
+		return nil, err
+	}
+	b := make([]byte, (bytes+7)/8*8+8)[:bytes]
+	d.hosts[unsafe.SliceData(b)] = bytes
+	return b, nil
+}
+
+// FreeHost takes back what AllocHost gave.
+func (d *Device) FreeHost(b []byte) error {
+	if _, ok := d.hosts[unsafe.SliceData(b)]; !ok || d.closed {
+		return d.misuse("free of host memory")
+	}
+	delete(d.hosts, unsafe.SliceData(b))
+	return nil
+}
+
+// Load accepts anything.
+func (d *Device) Load(name string, _ []byte) error { return d.call("load %s", name) }
+
+// Kernel knows every name but Refuse.
+func (d *Device) Kernel(name string) (driver.Kernel, error) {
+	if err := d.call("kernel %s", name); err != nil {
+		return 0, err
+	}
+	if name == d.Refuse {
+		return 0, fmt.Errorf("no kernel %q in the module", name)
+	}
+	d.kernels = append(d.kernels, name)
+	return driver.Kernel(len(d.kernels)), nil
+}
+
+// Run checks addresses and counts.
+func (d *Device) Run(l *driver.List, seconds *float64) error {
+	d.Runs++
+	if seconds != nil {
+		*seconds = 0
+	}
+	return d.run(l)
+}
+
+func (d *Device) run(l *driver.List) error {
+	for i := range l.Commands {
+		if d.fault != nil {
+			return d.fault
+		}
+		if d.closed {
+			return d.misuse("run after Close")
+		}
+		if d.calls++; d.calls == d.FailAt {
+			d.fault = fmt.Errorf("%w: %w: call %d, command %d of %d", driver.ErrKernel, ErrInjected, d.calls, i, len(l.Commands))
+			return d.fault
+		}
+		c := &l.Commands[i]
+		switch c.Op {
+		case driver.OpLaunch:
+			if c.Kernel == 0 || int(c.Kernel) > len(d.kernels) || c.Grid.X*c.Grid.Y*c.Grid.Z == 0 || c.Block.X == 0 {
+				return d.misuse("launch of %+v", *c)
+			}
+		case driver.OpUpload, driver.OpFill:
+			if !d.holds(driver.Ptr(c.Dst), c.Bytes) {
+				return d.misuse("copy or fill of %d bytes at %#x", c.Bytes, c.Dst)
+			}
+		case driver.OpDownload:
+			if !d.holds(driver.Ptr(c.Src), c.Bytes) {
+				return d.misuse("copy of %d bytes from %#x", c.Bytes, c.Src)
+			}
+			d.clear(c.Dst, c.Bytes)
+		}
+	}
+	return nil
+}
+
+func (d *Device) holds(p driver.Ptr, bytes uint64) bool {
+	for q, n := range d.memory {
+		if p >= q && uint64(p)+bytes <= uint64(q)+uint64(n) {
+			return true
+		}
+	}
+	return false
+}
+
+// clear zeroes host memory that was handed out.
+func (d *Device) clear(address, bytes uint64) {
+	for p, n := range d.hosts {
+		if base := uint64(uintptr(unsafe.Pointer(p))); address >= base && address+bytes <= base+uint64(n) {
+			clear(unsafe.Slice(p, n)[address-base:][:bytes])
+			return
+		}
+	}
+	d.misuse("copy to host memory that was not handed out")
+}
+
+// Capture keeps a copy.
+func (d *Device) Capture(l *driver.List) (driver.Graph, error) {
+	if err := d.call("capture"); err != nil {
+		return 0, err
+	}
+	g := driver.Graph(d.calls)
+	d.graphs[g] = l.Clone()
+	return g, nil
+}
+
+// Launch runs the copy.
+func (d *Device) Launch(g driver.Graph) error {
+	l, ok := d.graphs[g]
+	if !ok {
+		return d.misuse("launch of graph %d", g)
+	}
+	d.Graphs++
+	return d.run(l)
+}
+
+// FreeGraph takes back what Capture gave.
+func (d *Device) FreeGraph(g driver.Graph) error {
+	if _, ok := d.graphs[g]; !ok || d.closed {
+		return d.misuse("free of graph %d", g)
+	}
+	delete(d.graphs, g)
+	return nil
+}
+
+// Close leaves leaks as they are, to be asked for.
+func (d *Device) Close() error {
+	if d.closed {
+		return d.misuse("closed twice")
+	}
+	d.closed = true
+	return nil
+}
