@@ -32,7 +32,6 @@ type attentionTask struct {
 	b       *Backend
 	k       *mixerKernels
 	c       *kvCache
-	ones    []float32
 	workers []attentionWorker
 
 	// Of the layer and step.
@@ -55,6 +54,7 @@ type attentionWorker struct {
 	acc  partial
 	part partial
 	a, b [unitRows]float32
+	keys [splitGroups + 1]*byte // of the groups of a split, and of the one after
 
 	// Splits of a unit that begins in this worker's share and ends in another.
 	cut  []partial
@@ -89,10 +89,6 @@ func (t *attentionTask) init(b *Backend, c *kvCache) (err error) {
 			x, err = b.mem.floats(n)
 		}
 		return x
-	}
-	t.ones = floats(splitPositions)
-	for i := range t.ones {
-		t.ones[i] = 1
 	}
 	t.workers = make([]attentionWorker, b.pool.workers)
 	splits := (c.spec.Blocks*c.perBlock + splitGroups - 1) / splitGroups
@@ -278,8 +274,9 @@ func (t *attentionTask) store(worker int) {
 			group, lane := c.place(position)
 			x := t.in.row(token)
 			t.rotated(w.head, x[t.keysAt+head*a.HeadDim:][:a.HeadDim], a.KNorm, position)
-			c.storeKey(c.keys(a.Layer, r.Blocks, group, head), lane, w.head)
-			values := c.values(a.Layer, r.Blocks, group, head)
+			keys := c.keys(a.Layer, r.Blocks, group, head)
+			c.storeKey(keys, lane, w.head)
+			values := c.values(keys)
 			c.storeValue(values, lane, x[t.valuesAt+head*a.HeadDim:][:a.HeadDim])
 			// The last token of the row empties what follows it, if the row began the group.
 			if token == r.First+r.Count-1 && lane < groupPositions-1 && position-lane >= r.Start {
@@ -340,65 +337,53 @@ func (t *attentionTask) split(w *attentionWorker, u *unit, s int, out *partial) 
 		scores, mix = t.k.scoresBF16[u.kernel], t.k.mixBF16[u.kernel]
 	}
 	lo := s * splitGroups
-	hi := min(lo+splitGroups, u.groups)
-
-	keys := c.keys(layer, blocks, lo, u.head)
-	for g := lo; g < hi; g++ {
-		next := c.values(layer, blocks, lo, u.head)
-		if g+1 < hi {
-			next = c.keys(layer, blocks, g+1, u.head)
-		}
-		scores(&w.p[(g-lo)*groupPositions], keys, &w.q[0], c.pairs, next)
-		keys = next
+	groups := min(splitGroups, u.groups-lo)
+	for i := range min(groups+1, u.groups-lo) {
+		w.keys[i] = c.keys(layer, blocks, lo+i, u.head)
 	}
 
-	n := (hi - lo) * groupPositions
+	for i, keys := range w.keys[:groups] {
+		next := c.values(w.keys[0])
+		if i+1 < groups {
+			next = w.keys[i+1]
+		}
+		scores(&w.p[i*groupPositions], keys, &w.q[0], c.pairs, next)
+	}
+
 	for r := range u.queries {
-		p := w.p[r*splitPositions:][:n]
+		p := w.p[r*splitPositions:][:groups*groupPositions]
 		last, lane := c.place(t.position(u, r))
-		t.mask(p, lo, last, lane, float32(math.Inf(-1)))
-		out.max[r], out.sum[r] = t.b.kernels.scan(&p[0], n), 0
-		if math.IsInf(float64(out.max[r]), -1) { // the context of this query ends before the split
-			clear(p)
-			continue
-		}
-		for i := range p {
-			p[i] -= out.max[r]
-		}
-		t.b.kernels.exp(&p[0], &p[0], n)
-		t.mask(p, lo, last, lane, 0) // exp does not reach zero
-		out.sum[r] = t.b.kernels.dot(&p[0], &t.ones[0], n)
+		t.mask(p, lo, last, lane)
+		out.sum[r] = t.k.softmax(&p[0], len(p), &out.max[r])
 	}
 
 	clear(out.acc[:c.chunks*u.rows*chunkDims])
-	values := c.values(layer, blocks, lo, u.head)
-	for g := lo; g < hi; g++ {
+	for i, keys := range w.keys[:groups] {
+		values := c.values(keys)
 		next := values
 		switch {
-		case g+1 < hi:
-			next = c.values(layer, blocks, g+1, u.head)
-		case hi < u.groups:
-			next = c.keys(layer, blocks, hi, u.head)
+		case i+1 < groups:
+			next = c.values(w.keys[i+1])
+		case lo+groups < u.groups:
+			next = w.keys[groups]
 		}
-		mix(&out.acc[0], values, &w.p[(g-lo)*groupPositions], c.chunks, next)
-		values = next
+		mix(&out.acc[0], values, &w.p[i*groupPositions], c.chunks, next)
 	}
 }
 
-// mask sets the lanes that hold no position, and those of positions after the
-// query's. The groups of p begin with first; the query is in group last.
-func (t *attentionTask) mask(p []float32, first, last, lane int, v float32) {
-	for i := 0; i < len(p); i += groupPositions {
-		valid := 0
-		switch g := first + i/groupPositions; {
-		case g < last:
-			valid = t.c.lanes(g)
-		case g == last:
-			valid = lane + 1
+// mask sets to −Inf the lanes that hold no position, and those of positions
+// after the query's. The groups of p begin with first; the query is in group last.
+func (t *attentionTask) mask(p []float32, first, last, lane int) {
+	inf := float32(math.Inf(-1))
+	if t.c.spec.BlockSize%groupPositions != 0 {
+		for i := 0; i < len(p); i += groupPositions {
+			for j := t.c.lanes(first + i/groupPositions); j < groupPositions; j++ {
+				p[i+j] = inf
+			}
 		}
-		for j := i + valid; j < i+groupPositions; j++ {
-			p[j] = v
-		}
+	}
+	for i := max(0, (last-first)*groupPositions+lane+1); i < len(p); i++ {
+		p[i] = inf
 	}
 }
 

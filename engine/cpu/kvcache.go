@@ -12,8 +12,8 @@ const (
 	chunkDims      = 16
 )
 
-// kvCache holds, for each layer, KV block and head, groups of 16 positions:
-// first the keys of all groups, then the values.
+// kvCache holds, for each layer, KV block and head, groups of 16 positions: the
+// keys of a group, then its values.
 //
 // Keys are transposed, [pairs of dims][16 positions][2], so that the scores of
 // 16 positions grow side by side without sums across lanes. Values are
@@ -70,18 +70,16 @@ func (c *kvCache) lanes(group int) int {
 	return min(groupPositions, c.spec.BlockSize-group%c.perBlock*groupPositions)
 }
 
-func (c *kvCache) head(layer int, blocks []int32, group, head int) unsafe.Pointer {
-	block := layer*c.spec.Blocks + int(blocks[group/c.perBlock])
-	return unsafe.Add(c.data, (block*c.spec.KVHeads+head)*c.headBytes())
-}
-
 // keys are those of a group.
 func (c *kvCache) keys(layer int, blocks []int32, group, head int) *byte {
-	return (*byte)(unsafe.Add(c.head(layer, blocks, group, head), group%c.perBlock*c.keyBytes))
+	block := layer*c.spec.Blocks + int(blocks[group/c.perBlock])
+	at := (block*c.spec.KVHeads+head)*c.headBytes() + group%c.perBlock*(c.keyBytes+c.valueBytes)
+	return (*byte)(unsafe.Add(c.data, at))
 }
 
-func (c *kvCache) values(layer int, blocks []int32, group, head int) *byte {
-	return (*byte)(unsafe.Add(c.head(layer, blocks, group, head), c.perBlock*c.keyBytes+group%c.perBlock*c.valueBytes))
+// values are those of the same group as the keys.
+func (c *kvCache) values(keys *byte) *byte {
+	return (*byte)(unsafe.Add(unsafe.Pointer(keys), c.keyBytes))
 }
 
 func (c *kvCache) storeKey(keys *byte, lane int, x []float32) {

@@ -17,6 +17,9 @@ type mixerKernels struct {
 	// Both fetch from next as many bytes as they read.
 	scoresBF16, scoresF32 [unitRowsLog2 + 1]func(s *float32, k *byte, q *float32, pairs int, next *byte)
 	mixBF16, mixF32       [unitRowsLog2 + 1]func(acc *float32, v *byte, p *float32, chunks int, next *byte)
+	// softmax replaces n scores, a multiple of 16, by their exponentials relative
+	// to the largest; those of −Inf are zero. It returns their sum.
+	softmax func(p *float32, n int, max *float32) float32
 	// merge is acc = acc·a + part·b for each row, over [chunks][rows][16].
 	merge func(acc, part, a, b *float32, rows, chunks int)
 	// delta advances a tile s [dims][32] of the state by one token, and turns its
@@ -40,10 +43,11 @@ var mixersGeneric = &mixerKernels{
 	mixF32: [...]func(*float32, *byte, *float32, int, *byte){
 		mixGeneric(1, loadF32), mixGeneric(2, loadF32), mixGeneric(4, loadF32), mixGeneric(8, loadF32),
 	},
-	merge:  mergeGeneric,
-	delta:  deltaGeneric,
-	mulAdd: mulAddGeneric,
-	gate:   gateGeneric,
+	softmax: softmaxGeneric,
+	merge:   mergeGeneric,
+	delta:   deltaGeneric,
+	mulAdd:  mulAddGeneric,
+	gate:    gateGeneric,
 }
 
 // lanes16 are 16 numbers side by side.
@@ -103,6 +107,37 @@ func mixGeneric(rows int, load func(p *byte, i int, even, odd *lanes16)) func(ac
 			}
 		}
 	}
+}
+
+// softmaxGeneric adds in 16 lanes, and these pairwise, as dotGeneric does.
+func softmaxGeneric(p *float32, n int, max *float32) float32 {
+	x := unsafe.Slice((*lanes16)(unsafe.Pointer(p)), n/groupPositions)
+	inf := float32(math.Inf(-1))
+	*max = inf
+	for i := range x {
+		for _, v := range &x[i] {
+			if v > *max {
+				*max = v
+			}
+		}
+	}
+	var sum lanes16
+	for i := range x {
+		for lane, v := range &x[i] {
+			if w := exp(v - *max); v == inf {
+				x[i][lane] = 0
+			} else {
+				x[i][lane] = w
+				sum[lane] += w
+			}
+		}
+	}
+	for half := groupPositions / 2; half > 0; half /= 2 {
+		for lane := range half {
+			sum[lane] += sum[lane+half]
+		}
+	}
+	return sum[0]
 }
 
 func mergeGeneric(acc, part, a, b *float32, rows, chunks int) {

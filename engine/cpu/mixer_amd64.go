@@ -53,6 +53,9 @@ func scoresF32AVX2Rows8(s *float32, k *byte, q *float32, pairs int, next *byte)
 func mixF32AVX2Rows8(acc *float32, v *byte, p *float32, chunks int, next *byte)
 
 //go:noescape
+func softmaxAVX2(p *float32, n int, max *float32) float32
+
+//go:noescape
 func mergeAVX2(acc *float32, part *float32, a *float32, b *float32, rows int, chunks int)
 
 //go:noescape
@@ -111,6 +114,9 @@ func scoresF32AVX512Rows8(s *float32, k *byte, q *float32, pairs int, next *byte
 
 //go:noescape
 func mixF32AVX512Rows8(acc *float32, v *byte, p *float32, chunks int, next *byte)
+
+//go:noescape
+func softmaxAVX512(p *float32, n int, max *float32) float32
 
 //go:noescape
 func mergeAVX512(acc *float32, part *float32, a *float32, b *float32, rows int, chunks int)

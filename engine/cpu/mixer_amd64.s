@@ -3502,6 +3502,356 @@ chunk:
 	VZEROUPPER
 	RET
 
+// func softmaxAVX2(p *float32, n int, max *float32) float32
+// Requires: AVX, AVX2, FMA3, SSE
+TEXT ·softmaxAVX2(SB), NOSPLIT, $0-28
+	MOVQ    p+0(FP), AX
+	MOVQ    n+8(FP), CX
+	VMOVUPS minusInf<>+0(SB), Y0
+	VPXOR   Y2, Y2, Y2
+	VMOVUPS Y0, Y1
+	VPXOR   Y4, Y4, Y4
+	VMOVUPS Y0, Y3
+	MOVQ    AX, DX
+	MOVQ    CX, BX
+
+largest:
+	VMAXPS       (DX), Y1, Y1
+	VMAXPS       32(DX), Y3, Y3
+	ADDQ         $0x40, DX
+	SUBQ         $0x10, BX
+	JNE          largest
+	VMAXPS       Y3, Y1, Y1
+	VEXTRACTF128 $0x01, Y1, X3
+	VMAXPS       X3, X1, X1
+	VPERMILPS    $0x0e, X1, X3
+	VMAXPS       X3, X1, X1
+	VPERMILPS    $0x01, X1, X3
+	VMAXPS       X3, X1, X1
+	MOVQ         max+16(FP), DX
+	VMOVSS       X1, (DX)
+	VBROADCASTSS (DX), Y1
+	VMOVUPS      expLow<>+0(SB), Y3
+	VMOVUPS      expHigh<>+0(SB), Y5
+	MOVQ         CX, CX
+
+weights:
+	VMOVUPS      (AX), Y6
+	VCMPPS       $0x00, Y0, Y6, Y7
+	VSUBPS       Y1, Y6, Y6
+	VMAXPS       Y6, Y3, Y6
+	VMINPS       Y6, Y5, Y6
+	VMULPS       expLog2e<>+0(SB), Y6, Y8
+	VROUNDPS     $0x08, Y8, Y8
+	VFMADD231PS  expLn2High<>+0(SB), Y8, Y6
+	VFMADD231PS  expLn2Low<>+0(SB), Y8, Y6
+	VMOVUPS      expP0<>+0(SB), Y9
+	VFMADD213PS  expP1<>+0(SB), Y6, Y9
+	VFMADD213PS  expP2<>+0(SB), Y6, Y9
+	VFMADD213PS  expP3<>+0(SB), Y6, Y9
+	VFMADD213PS  expP4<>+0(SB), Y6, Y9
+	VFMADD213PS  expP5<>+0(SB), Y6, Y9
+	VMULPS       Y6, Y9, Y9
+	VFMADD213PS  Y6, Y6, Y9
+	VADDPS       one<>+0(SB), Y9, Y9
+	VCVTPS2DQ    Y8, Y8
+	VPADDD       expBias<>+0(SB), Y8, Y8
+	VPSLLD       $0x17, Y8, Y8
+	VMULPS       Y8, Y9, Y6
+	VANDNPS      Y6, Y7, Y6
+	VMOVUPS      Y6, (AX)
+	VADDPS       Y6, Y2, Y2
+	VMOVUPS      32(AX), Y6
+	VCMPPS       $0x00, Y0, Y6, Y7
+	VSUBPS       Y1, Y6, Y6
+	VMAXPS       Y6, Y3, Y6
+	VMINPS       Y6, Y5, Y6
+	VMULPS       expLog2e<>+0(SB), Y6, Y8
+	VROUNDPS     $0x08, Y8, Y8
+	VFMADD231PS  expLn2High<>+0(SB), Y8, Y6
+	VFMADD231PS  expLn2Low<>+0(SB), Y8, Y6
+	VMOVUPS      expP0<>+0(SB), Y9
+	VFMADD213PS  expP1<>+0(SB), Y6, Y9
+	VFMADD213PS  expP2<>+0(SB), Y6, Y9
+	VFMADD213PS  expP3<>+0(SB), Y6, Y9
+	VFMADD213PS  expP4<>+0(SB), Y6, Y9
+	VFMADD213PS  expP5<>+0(SB), Y6, Y9
+	VMULPS       Y6, Y9, Y9
+	VFMADD213PS  Y6, Y6, Y9
+	VADDPS       one<>+0(SB), Y9, Y9
+	VCVTPS2DQ    Y8, Y8
+	VPADDD       expBias<>+0(SB), Y8, Y8
+	VPSLLD       $0x17, Y8, Y8
+	VMULPS       Y8, Y9, Y6
+	VANDNPS      Y6, Y7, Y6
+	VMOVUPS      Y6, 32(AX)
+	VADDPS       Y6, Y4, Y4
+	ADDQ         $0x40, AX
+	SUBQ         $0x10, CX
+	JNE          weights
+	VADDPS       Y4, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X0
+	VADDPS       X0, X2, X2
+	VPERMILPS    $0x0e, X2, X0
+	VADDPS       X0, X2, X2
+	VPERMILPS    $0x01, X2, X0
+	VADDPS       X0, X2, X2
+	MOVSS        X2, ret+24(FP)
+	VZEROUPPER
+	RET
+
+DATA minusInf<>+0(SB)/4, $0xff800000
+DATA minusInf<>+4(SB)/4, $0xff800000
+DATA minusInf<>+8(SB)/4, $0xff800000
+DATA minusInf<>+12(SB)/4, $0xff800000
+DATA minusInf<>+16(SB)/4, $0xff800000
+DATA minusInf<>+20(SB)/4, $0xff800000
+DATA minusInf<>+24(SB)/4, $0xff800000
+DATA minusInf<>+28(SB)/4, $0xff800000
+DATA minusInf<>+32(SB)/4, $0xff800000
+DATA minusInf<>+36(SB)/4, $0xff800000
+DATA minusInf<>+40(SB)/4, $0xff800000
+DATA minusInf<>+44(SB)/4, $0xff800000
+DATA minusInf<>+48(SB)/4, $0xff800000
+DATA minusInf<>+52(SB)/4, $0xff800000
+DATA minusInf<>+56(SB)/4, $0xff800000
+DATA minusInf<>+60(SB)/4, $0xff800000
+GLOBL minusInf<>(SB), RODATA|NOPTR, $64
+
+DATA expLow<>+0(SB)/4, $0xc2aeac4f
+DATA expLow<>+4(SB)/4, $0xc2aeac4f
+DATA expLow<>+8(SB)/4, $0xc2aeac4f
+DATA expLow<>+12(SB)/4, $0xc2aeac4f
+DATA expLow<>+16(SB)/4, $0xc2aeac4f
+DATA expLow<>+20(SB)/4, $0xc2aeac4f
+DATA expLow<>+24(SB)/4, $0xc2aeac4f
+DATA expLow<>+28(SB)/4, $0xc2aeac4f
+DATA expLow<>+32(SB)/4, $0xc2aeac4f
+DATA expLow<>+36(SB)/4, $0xc2aeac4f
+DATA expLow<>+40(SB)/4, $0xc2aeac4f
+DATA expLow<>+44(SB)/4, $0xc2aeac4f
+DATA expLow<>+48(SB)/4, $0xc2aeac4f
+DATA expLow<>+52(SB)/4, $0xc2aeac4f
+DATA expLow<>+56(SB)/4, $0xc2aeac4f
+DATA expLow<>+60(SB)/4, $0xc2aeac4f
+GLOBL expLow<>(SB), RODATA|NOPTR, $64
+
+DATA expHigh<>+0(SB)/4, $0x42b0c0a5
+DATA expHigh<>+4(SB)/4, $0x42b0c0a5
+DATA expHigh<>+8(SB)/4, $0x42b0c0a5
+DATA expHigh<>+12(SB)/4, $0x42b0c0a5
+DATA expHigh<>+16(SB)/4, $0x42b0c0a5
+DATA expHigh<>+20(SB)/4, $0x42b0c0a5
+DATA expHigh<>+24(SB)/4, $0x42b0c0a5
+DATA expHigh<>+28(SB)/4, $0x42b0c0a5
+DATA expHigh<>+32(SB)/4, $0x42b0c0a5
+DATA expHigh<>+36(SB)/4, $0x42b0c0a5
+DATA expHigh<>+40(SB)/4, $0x42b0c0a5
+DATA expHigh<>+44(SB)/4, $0x42b0c0a5
+DATA expHigh<>+48(SB)/4, $0x42b0c0a5
+DATA expHigh<>+52(SB)/4, $0x42b0c0a5
+DATA expHigh<>+56(SB)/4, $0x42b0c0a5
+DATA expHigh<>+60(SB)/4, $0x42b0c0a5
+GLOBL expHigh<>(SB), RODATA|NOPTR, $64
+
+DATA expLog2e<>+0(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+4(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+8(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+12(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+16(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+20(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+24(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+28(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+32(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+36(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+40(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+44(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+48(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+52(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+56(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+60(SB)/4, $0x3fb8aa3b
+GLOBL expLog2e<>(SB), RODATA|NOPTR, $64
+
+DATA expLn2High<>+0(SB)/4, $0xbf318000
+DATA expLn2High<>+4(SB)/4, $0xbf318000
+DATA expLn2High<>+8(SB)/4, $0xbf318000
+DATA expLn2High<>+12(SB)/4, $0xbf318000
+DATA expLn2High<>+16(SB)/4, $0xbf318000
+DATA expLn2High<>+20(SB)/4, $0xbf318000
+DATA expLn2High<>+24(SB)/4, $0xbf318000
+DATA expLn2High<>+28(SB)/4, $0xbf318000
+DATA expLn2High<>+32(SB)/4, $0xbf318000
+DATA expLn2High<>+36(SB)/4, $0xbf318000
+DATA expLn2High<>+40(SB)/4, $0xbf318000
+DATA expLn2High<>+44(SB)/4, $0xbf318000
+DATA expLn2High<>+48(SB)/4, $0xbf318000
+DATA expLn2High<>+52(SB)/4, $0xbf318000
+DATA expLn2High<>+56(SB)/4, $0xbf318000
+DATA expLn2High<>+60(SB)/4, $0xbf318000
+GLOBL expLn2High<>(SB), RODATA|NOPTR, $64
+
+DATA expLn2Low<>+0(SB)/4, $0x395e8083
+DATA expLn2Low<>+4(SB)/4, $0x395e8083
+DATA expLn2Low<>+8(SB)/4, $0x395e8083
+DATA expLn2Low<>+12(SB)/4, $0x395e8083
+DATA expLn2Low<>+16(SB)/4, $0x395e8083
+DATA expLn2Low<>+20(SB)/4, $0x395e8083
+DATA expLn2Low<>+24(SB)/4, $0x395e8083
+DATA expLn2Low<>+28(SB)/4, $0x395e8083
+DATA expLn2Low<>+32(SB)/4, $0x395e8083
+DATA expLn2Low<>+36(SB)/4, $0x395e8083
+DATA expLn2Low<>+40(SB)/4, $0x395e8083
+DATA expLn2Low<>+44(SB)/4, $0x395e8083
+DATA expLn2Low<>+48(SB)/4, $0x395e8083
+DATA expLn2Low<>+52(SB)/4, $0x395e8083
+DATA expLn2Low<>+56(SB)/4, $0x395e8083
+DATA expLn2Low<>+60(SB)/4, $0x395e8083
+GLOBL expLn2Low<>(SB), RODATA|NOPTR, $64
+
+DATA expP0<>+0(SB)/4, $0x39506967
+DATA expP0<>+4(SB)/4, $0x39506967
+DATA expP0<>+8(SB)/4, $0x39506967
+DATA expP0<>+12(SB)/4, $0x39506967
+DATA expP0<>+16(SB)/4, $0x39506967
+DATA expP0<>+20(SB)/4, $0x39506967
+DATA expP0<>+24(SB)/4, $0x39506967
+DATA expP0<>+28(SB)/4, $0x39506967
+DATA expP0<>+32(SB)/4, $0x39506967
+DATA expP0<>+36(SB)/4, $0x39506967
+DATA expP0<>+40(SB)/4, $0x39506967
+DATA expP0<>+44(SB)/4, $0x39506967
+DATA expP0<>+48(SB)/4, $0x39506967
+DATA expP0<>+52(SB)/4, $0x39506967
+DATA expP0<>+56(SB)/4, $0x39506967
+DATA expP0<>+60(SB)/4, $0x39506967
+GLOBL expP0<>(SB), RODATA|NOPTR, $64
+
+DATA expP1<>+0(SB)/4, $0x3ab743ce
+DATA expP1<>+4(SB)/4, $0x3ab743ce
+DATA expP1<>+8(SB)/4, $0x3ab743ce
+DATA expP1<>+12(SB)/4, $0x3ab743ce
+DATA expP1<>+16(SB)/4, $0x3ab743ce
+DATA expP1<>+20(SB)/4, $0x3ab743ce
+DATA expP1<>+24(SB)/4, $0x3ab743ce
+DATA expP1<>+28(SB)/4, $0x3ab743ce
+DATA expP1<>+32(SB)/4, $0x3ab743ce
+DATA expP1<>+36(SB)/4, $0x3ab743ce
+DATA expP1<>+40(SB)/4, $0x3ab743ce
+DATA expP1<>+44(SB)/4, $0x3ab743ce
+DATA expP1<>+48(SB)/4, $0x3ab743ce
+DATA expP1<>+52(SB)/4, $0x3ab743ce
+DATA expP1<>+56(SB)/4, $0x3ab743ce
+DATA expP1<>+60(SB)/4, $0x3ab743ce
+GLOBL expP1<>(SB), RODATA|NOPTR, $64
+
+DATA expP2<>+0(SB)/4, $0x3c088908
+DATA expP2<>+4(SB)/4, $0x3c088908
+DATA expP2<>+8(SB)/4, $0x3c088908
+DATA expP2<>+12(SB)/4, $0x3c088908
+DATA expP2<>+16(SB)/4, $0x3c088908
+DATA expP2<>+20(SB)/4, $0x3c088908
+DATA expP2<>+24(SB)/4, $0x3c088908
+DATA expP2<>+28(SB)/4, $0x3c088908
+DATA expP2<>+32(SB)/4, $0x3c088908
+DATA expP2<>+36(SB)/4, $0x3c088908
+DATA expP2<>+40(SB)/4, $0x3c088908
+DATA expP2<>+44(SB)/4, $0x3c088908
+DATA expP2<>+48(SB)/4, $0x3c088908
+DATA expP2<>+52(SB)/4, $0x3c088908
+DATA expP2<>+56(SB)/4, $0x3c088908
+DATA expP2<>+60(SB)/4, $0x3c088908
+GLOBL expP2<>(SB), RODATA|NOPTR, $64
+
+DATA expP3<>+0(SB)/4, $0x3d2aa9c1
+DATA expP3<>+4(SB)/4, $0x3d2aa9c1
+DATA expP3<>+8(SB)/4, $0x3d2aa9c1
+DATA expP3<>+12(SB)/4, $0x3d2aa9c1
+DATA expP3<>+16(SB)/4, $0x3d2aa9c1
+DATA expP3<>+20(SB)/4, $0x3d2aa9c1
+DATA expP3<>+24(SB)/4, $0x3d2aa9c1
+DATA expP3<>+28(SB)/4, $0x3d2aa9c1
+DATA expP3<>+32(SB)/4, $0x3d2aa9c1
+DATA expP3<>+36(SB)/4, $0x3d2aa9c1
+DATA expP3<>+40(SB)/4, $0x3d2aa9c1
+DATA expP3<>+44(SB)/4, $0x3d2aa9c1
+DATA expP3<>+48(SB)/4, $0x3d2aa9c1
+DATA expP3<>+52(SB)/4, $0x3d2aa9c1
+DATA expP3<>+56(SB)/4, $0x3d2aa9c1
+DATA expP3<>+60(SB)/4, $0x3d2aa9c1
+GLOBL expP3<>(SB), RODATA|NOPTR, $64
+
+DATA expP4<>+0(SB)/4, $0x3e2aaaaa
+DATA expP4<>+4(SB)/4, $0x3e2aaaaa
+DATA expP4<>+8(SB)/4, $0x3e2aaaaa
+DATA expP4<>+12(SB)/4, $0x3e2aaaaa
+DATA expP4<>+16(SB)/4, $0x3e2aaaaa
+DATA expP4<>+20(SB)/4, $0x3e2aaaaa
+DATA expP4<>+24(SB)/4, $0x3e2aaaaa
+DATA expP4<>+28(SB)/4, $0x3e2aaaaa
+DATA expP4<>+32(SB)/4, $0x3e2aaaaa
+DATA expP4<>+36(SB)/4, $0x3e2aaaaa
+DATA expP4<>+40(SB)/4, $0x3e2aaaaa
+DATA expP4<>+44(SB)/4, $0x3e2aaaaa
+DATA expP4<>+48(SB)/4, $0x3e2aaaaa
+DATA expP4<>+52(SB)/4, $0x3e2aaaaa
+DATA expP4<>+56(SB)/4, $0x3e2aaaaa
+DATA expP4<>+60(SB)/4, $0x3e2aaaaa
+GLOBL expP4<>(SB), RODATA|NOPTR, $64
+
+DATA expP5<>+0(SB)/4, $0x3f000000
+DATA expP5<>+4(SB)/4, $0x3f000000
+DATA expP5<>+8(SB)/4, $0x3f000000
+DATA expP5<>+12(SB)/4, $0x3f000000
+DATA expP5<>+16(SB)/4, $0x3f000000
+DATA expP5<>+20(SB)/4, $0x3f000000
+DATA expP5<>+24(SB)/4, $0x3f000000
+DATA expP5<>+28(SB)/4, $0x3f000000
+DATA expP5<>+32(SB)/4, $0x3f000000
+DATA expP5<>+36(SB)/4, $0x3f000000
+DATA expP5<>+40(SB)/4, $0x3f000000
+DATA expP5<>+44(SB)/4, $0x3f000000
+DATA expP5<>+48(SB)/4, $0x3f000000
+DATA expP5<>+52(SB)/4, $0x3f000000
+DATA expP5<>+56(SB)/4, $0x3f000000
+DATA expP5<>+60(SB)/4, $0x3f000000
+GLOBL expP5<>(SB), RODATA|NOPTR, $64
+
+DATA one<>+0(SB)/4, $0x3f800000
+DATA one<>+4(SB)/4, $0x3f800000
+DATA one<>+8(SB)/4, $0x3f800000
+DATA one<>+12(SB)/4, $0x3f800000
+DATA one<>+16(SB)/4, $0x3f800000
+DATA one<>+20(SB)/4, $0x3f800000
+DATA one<>+24(SB)/4, $0x3f800000
+DATA one<>+28(SB)/4, $0x3f800000
+DATA one<>+32(SB)/4, $0x3f800000
+DATA one<>+36(SB)/4, $0x3f800000
+DATA one<>+40(SB)/4, $0x3f800000
+DATA one<>+44(SB)/4, $0x3f800000
+DATA one<>+48(SB)/4, $0x3f800000
+DATA one<>+52(SB)/4, $0x3f800000
+DATA one<>+56(SB)/4, $0x3f800000
+DATA one<>+60(SB)/4, $0x3f800000
+GLOBL one<>(SB), RODATA|NOPTR, $64
+
+DATA expBias<>+0(SB)/4, $0x0000007f
+DATA expBias<>+4(SB)/4, $0x0000007f
+DATA expBias<>+8(SB)/4, $0x0000007f
+DATA expBias<>+12(SB)/4, $0x0000007f
+DATA expBias<>+16(SB)/4, $0x0000007f
+DATA expBias<>+20(SB)/4, $0x0000007f
+DATA expBias<>+24(SB)/4, $0x0000007f
+DATA expBias<>+28(SB)/4, $0x0000007f
+DATA expBias<>+32(SB)/4, $0x0000007f
+DATA expBias<>+36(SB)/4, $0x0000007f
+DATA expBias<>+40(SB)/4, $0x0000007f
+DATA expBias<>+44(SB)/4, $0x0000007f
+DATA expBias<>+48(SB)/4, $0x0000007f
+DATA expBias<>+52(SB)/4, $0x0000007f
+DATA expBias<>+56(SB)/4, $0x0000007f
+DATA expBias<>+60(SB)/4, $0x0000007f
+GLOBL expBias<>(SB), RODATA|NOPTR, $64
+
 // func mergeAVX2(acc *float32, part *float32, a *float32, b *float32, rows int, chunks int)
 // Requires: AVX, FMA3
 TEXT ·mergeAVX2(SB), NOSPLIT, $0-48
@@ -3776,42 +4126,6 @@ done:
 	VZEROUPPER
 	RET
 
-DATA expLow<>+0(SB)/4, $0xc2aeac4f
-DATA expLow<>+4(SB)/4, $0xc2aeac4f
-DATA expLow<>+8(SB)/4, $0xc2aeac4f
-DATA expLow<>+12(SB)/4, $0xc2aeac4f
-DATA expLow<>+16(SB)/4, $0xc2aeac4f
-DATA expLow<>+20(SB)/4, $0xc2aeac4f
-DATA expLow<>+24(SB)/4, $0xc2aeac4f
-DATA expLow<>+28(SB)/4, $0xc2aeac4f
-DATA expLow<>+32(SB)/4, $0xc2aeac4f
-DATA expLow<>+36(SB)/4, $0xc2aeac4f
-DATA expLow<>+40(SB)/4, $0xc2aeac4f
-DATA expLow<>+44(SB)/4, $0xc2aeac4f
-DATA expLow<>+48(SB)/4, $0xc2aeac4f
-DATA expLow<>+52(SB)/4, $0xc2aeac4f
-DATA expLow<>+56(SB)/4, $0xc2aeac4f
-DATA expLow<>+60(SB)/4, $0xc2aeac4f
-GLOBL expLow<>(SB), RODATA|NOPTR, $64
-
-DATA expHigh<>+0(SB)/4, $0x42b0c0a5
-DATA expHigh<>+4(SB)/4, $0x42b0c0a5
-DATA expHigh<>+8(SB)/4, $0x42b0c0a5
-DATA expHigh<>+12(SB)/4, $0x42b0c0a5
-DATA expHigh<>+16(SB)/4, $0x42b0c0a5
-DATA expHigh<>+20(SB)/4, $0x42b0c0a5
-DATA expHigh<>+24(SB)/4, $0x42b0c0a5
-DATA expHigh<>+28(SB)/4, $0x42b0c0a5
-DATA expHigh<>+32(SB)/4, $0x42b0c0a5
-DATA expHigh<>+36(SB)/4, $0x42b0c0a5
-DATA expHigh<>+40(SB)/4, $0x42b0c0a5
-DATA expHigh<>+44(SB)/4, $0x42b0c0a5
-DATA expHigh<>+48(SB)/4, $0x42b0c0a5
-DATA expHigh<>+52(SB)/4, $0x42b0c0a5
-DATA expHigh<>+56(SB)/4, $0x42b0c0a5
-DATA expHigh<>+60(SB)/4, $0x42b0c0a5
-GLOBL expHigh<>(SB), RODATA|NOPTR, $64
-
 DATA signs<>+0(SB)/4, $0x80000000
 DATA signs<>+4(SB)/4, $0x80000000
 DATA signs<>+8(SB)/4, $0x80000000
@@ -3829,204 +4143,6 @@ DATA signs<>+52(SB)/4, $0x80000000
 DATA signs<>+56(SB)/4, $0x80000000
 DATA signs<>+60(SB)/4, $0x80000000
 GLOBL signs<>(SB), RODATA|NOPTR, $64
-
-DATA expLog2e<>+0(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+4(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+8(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+12(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+16(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+20(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+24(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+28(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+32(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+36(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+40(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+44(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+48(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+52(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+56(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+60(SB)/4, $0x3fb8aa3b
-GLOBL expLog2e<>(SB), RODATA|NOPTR, $64
-
-DATA expLn2High<>+0(SB)/4, $0xbf318000
-DATA expLn2High<>+4(SB)/4, $0xbf318000
-DATA expLn2High<>+8(SB)/4, $0xbf318000
-DATA expLn2High<>+12(SB)/4, $0xbf318000
-DATA expLn2High<>+16(SB)/4, $0xbf318000
-DATA expLn2High<>+20(SB)/4, $0xbf318000
-DATA expLn2High<>+24(SB)/4, $0xbf318000
-DATA expLn2High<>+28(SB)/4, $0xbf318000
-DATA expLn2High<>+32(SB)/4, $0xbf318000
-DATA expLn2High<>+36(SB)/4, $0xbf318000
-DATA expLn2High<>+40(SB)/4, $0xbf318000
-DATA expLn2High<>+44(SB)/4, $0xbf318000
-DATA expLn2High<>+48(SB)/4, $0xbf318000
-DATA expLn2High<>+52(SB)/4, $0xbf318000
-DATA expLn2High<>+56(SB)/4, $0xbf318000
-DATA expLn2High<>+60(SB)/4, $0xbf318000
-GLOBL expLn2High<>(SB), RODATA|NOPTR, $64
-
-DATA expLn2Low<>+0(SB)/4, $0x395e8083
-DATA expLn2Low<>+4(SB)/4, $0x395e8083
-DATA expLn2Low<>+8(SB)/4, $0x395e8083
-DATA expLn2Low<>+12(SB)/4, $0x395e8083
-DATA expLn2Low<>+16(SB)/4, $0x395e8083
-DATA expLn2Low<>+20(SB)/4, $0x395e8083
-DATA expLn2Low<>+24(SB)/4, $0x395e8083
-DATA expLn2Low<>+28(SB)/4, $0x395e8083
-DATA expLn2Low<>+32(SB)/4, $0x395e8083
-DATA expLn2Low<>+36(SB)/4, $0x395e8083
-DATA expLn2Low<>+40(SB)/4, $0x395e8083
-DATA expLn2Low<>+44(SB)/4, $0x395e8083
-DATA expLn2Low<>+48(SB)/4, $0x395e8083
-DATA expLn2Low<>+52(SB)/4, $0x395e8083
-DATA expLn2Low<>+56(SB)/4, $0x395e8083
-DATA expLn2Low<>+60(SB)/4, $0x395e8083
-GLOBL expLn2Low<>(SB), RODATA|NOPTR, $64
-
-DATA expP0<>+0(SB)/4, $0x39506967
-DATA expP0<>+4(SB)/4, $0x39506967
-DATA expP0<>+8(SB)/4, $0x39506967
-DATA expP0<>+12(SB)/4, $0x39506967
-DATA expP0<>+16(SB)/4, $0x39506967
-DATA expP0<>+20(SB)/4, $0x39506967
-DATA expP0<>+24(SB)/4, $0x39506967
-DATA expP0<>+28(SB)/4, $0x39506967
-DATA expP0<>+32(SB)/4, $0x39506967
-DATA expP0<>+36(SB)/4, $0x39506967
-DATA expP0<>+40(SB)/4, $0x39506967
-DATA expP0<>+44(SB)/4, $0x39506967
-DATA expP0<>+48(SB)/4, $0x39506967
-DATA expP0<>+52(SB)/4, $0x39506967
-DATA expP0<>+56(SB)/4, $0x39506967
-DATA expP0<>+60(SB)/4, $0x39506967
-GLOBL expP0<>(SB), RODATA|NOPTR, $64
-
-DATA expP1<>+0(SB)/4, $0x3ab743ce
-DATA expP1<>+4(SB)/4, $0x3ab743ce
-DATA expP1<>+8(SB)/4, $0x3ab743ce
-DATA expP1<>+12(SB)/4, $0x3ab743ce
-DATA expP1<>+16(SB)/4, $0x3ab743ce
-DATA expP1<>+20(SB)/4, $0x3ab743ce
-DATA expP1<>+24(SB)/4, $0x3ab743ce
-DATA expP1<>+28(SB)/4, $0x3ab743ce
-DATA expP1<>+32(SB)/4, $0x3ab743ce
-DATA expP1<>+36(SB)/4, $0x3ab743ce
-DATA expP1<>+40(SB)/4, $0x3ab743ce
-DATA expP1<>+44(SB)/4, $0x3ab743ce
-DATA expP1<>+48(SB)/4, $0x3ab743ce
-DATA expP1<>+52(SB)/4, $0x3ab743ce
-DATA expP1<>+56(SB)/4, $0x3ab743ce
-DATA expP1<>+60(SB)/4, $0x3ab743ce
-GLOBL expP1<>(SB), RODATA|NOPTR, $64
-
-DATA expP2<>+0(SB)/4, $0x3c088908
-DATA expP2<>+4(SB)/4, $0x3c088908
-DATA expP2<>+8(SB)/4, $0x3c088908
-DATA expP2<>+12(SB)/4, $0x3c088908
-DATA expP2<>+16(SB)/4, $0x3c088908
-DATA expP2<>+20(SB)/4, $0x3c088908
-DATA expP2<>+24(SB)/4, $0x3c088908
-DATA expP2<>+28(SB)/4, $0x3c088908
-DATA expP2<>+32(SB)/4, $0x3c088908
-DATA expP2<>+36(SB)/4, $0x3c088908
-DATA expP2<>+40(SB)/4, $0x3c088908
-DATA expP2<>+44(SB)/4, $0x3c088908
-DATA expP2<>+48(SB)/4, $0x3c088908
-DATA expP2<>+52(SB)/4, $0x3c088908
-DATA expP2<>+56(SB)/4, $0x3c088908
-DATA expP2<>+60(SB)/4, $0x3c088908
-GLOBL expP2<>(SB), RODATA|NOPTR, $64
-
-DATA expP3<>+0(SB)/4, $0x3d2aa9c1
-DATA expP3<>+4(SB)/4, $0x3d2aa9c1
-DATA expP3<>+8(SB)/4, $0x3d2aa9c1
-DATA expP3<>+12(SB)/4, $0x3d2aa9c1
-DATA expP3<>+16(SB)/4, $0x3d2aa9c1
-DATA expP3<>+20(SB)/4, $0x3d2aa9c1
-DATA expP3<>+24(SB)/4, $0x3d2aa9c1
-DATA expP3<>+28(SB)/4, $0x3d2aa9c1
-DATA expP3<>+32(SB)/4, $0x3d2aa9c1
-DATA expP3<>+36(SB)/4, $0x3d2aa9c1
-DATA expP3<>+40(SB)/4, $0x3d2aa9c1
-DATA expP3<>+44(SB)/4, $0x3d2aa9c1
-DATA expP3<>+48(SB)/4, $0x3d2aa9c1
-DATA expP3<>+52(SB)/4, $0x3d2aa9c1
-DATA expP3<>+56(SB)/4, $0x3d2aa9c1
-DATA expP3<>+60(SB)/4, $0x3d2aa9c1
-GLOBL expP3<>(SB), RODATA|NOPTR, $64
-
-DATA expP4<>+0(SB)/4, $0x3e2aaaaa
-DATA expP4<>+4(SB)/4, $0x3e2aaaaa
-DATA expP4<>+8(SB)/4, $0x3e2aaaaa
-DATA expP4<>+12(SB)/4, $0x3e2aaaaa
-DATA expP4<>+16(SB)/4, $0x3e2aaaaa
-DATA expP4<>+20(SB)/4, $0x3e2aaaaa
-DATA expP4<>+24(SB)/4, $0x3e2aaaaa
-DATA expP4<>+28(SB)/4, $0x3e2aaaaa
-DATA expP4<>+32(SB)/4, $0x3e2aaaaa
-DATA expP4<>+36(SB)/4, $0x3e2aaaaa
-DATA expP4<>+40(SB)/4, $0x3e2aaaaa
-DATA expP4<>+44(SB)/4, $0x3e2aaaaa
-DATA expP4<>+48(SB)/4, $0x3e2aaaaa
-DATA expP4<>+52(SB)/4, $0x3e2aaaaa
-DATA expP4<>+56(SB)/4, $0x3e2aaaaa
-DATA expP4<>+60(SB)/4, $0x3e2aaaaa
-GLOBL expP4<>(SB), RODATA|NOPTR, $64
-
-DATA expP5<>+0(SB)/4, $0x3f000000
-DATA expP5<>+4(SB)/4, $0x3f000000
-DATA expP5<>+8(SB)/4, $0x3f000000
-DATA expP5<>+12(SB)/4, $0x3f000000
-DATA expP5<>+16(SB)/4, $0x3f000000
-DATA expP5<>+20(SB)/4, $0x3f000000
-DATA expP5<>+24(SB)/4, $0x3f000000
-DATA expP5<>+28(SB)/4, $0x3f000000
-DATA expP5<>+32(SB)/4, $0x3f000000
-DATA expP5<>+36(SB)/4, $0x3f000000
-DATA expP5<>+40(SB)/4, $0x3f000000
-DATA expP5<>+44(SB)/4, $0x3f000000
-DATA expP5<>+48(SB)/4, $0x3f000000
-DATA expP5<>+52(SB)/4, $0x3f000000
-DATA expP5<>+56(SB)/4, $0x3f000000
-DATA expP5<>+60(SB)/4, $0x3f000000
-GLOBL expP5<>(SB), RODATA|NOPTR, $64
-
-DATA one<>+0(SB)/4, $0x3f800000
-DATA one<>+4(SB)/4, $0x3f800000
-DATA one<>+8(SB)/4, $0x3f800000
-DATA one<>+12(SB)/4, $0x3f800000
-DATA one<>+16(SB)/4, $0x3f800000
-DATA one<>+20(SB)/4, $0x3f800000
-DATA one<>+24(SB)/4, $0x3f800000
-DATA one<>+28(SB)/4, $0x3f800000
-DATA one<>+32(SB)/4, $0x3f800000
-DATA one<>+36(SB)/4, $0x3f800000
-DATA one<>+40(SB)/4, $0x3f800000
-DATA one<>+44(SB)/4, $0x3f800000
-DATA one<>+48(SB)/4, $0x3f800000
-DATA one<>+52(SB)/4, $0x3f800000
-DATA one<>+56(SB)/4, $0x3f800000
-DATA one<>+60(SB)/4, $0x3f800000
-GLOBL one<>(SB), RODATA|NOPTR, $64
-
-DATA expBias<>+0(SB)/4, $0x0000007f
-DATA expBias<>+4(SB)/4, $0x0000007f
-DATA expBias<>+8(SB)/4, $0x0000007f
-DATA expBias<>+12(SB)/4, $0x0000007f
-DATA expBias<>+16(SB)/4, $0x0000007f
-DATA expBias<>+20(SB)/4, $0x0000007f
-DATA expBias<>+24(SB)/4, $0x0000007f
-DATA expBias<>+28(SB)/4, $0x0000007f
-DATA expBias<>+32(SB)/4, $0x0000007f
-DATA expBias<>+36(SB)/4, $0x0000007f
-DATA expBias<>+40(SB)/4, $0x0000007f
-DATA expBias<>+44(SB)/4, $0x0000007f
-DATA expBias<>+48(SB)/4, $0x0000007f
-DATA expBias<>+52(SB)/4, $0x0000007f
-DATA expBias<>+56(SB)/4, $0x0000007f
-DATA expBias<>+60(SB)/4, $0x0000007f
-GLOBL expBias<>(SB), RODATA|NOPTR, $64
 
 // func scoresBF16AVX512Rows1(s *float32, k *byte, q *float32, pairs int, next *byte)
 // Requires: AVX, AVX512F, MMX+
@@ -5301,6 +5417,78 @@ chunk:
 	ADDQ             $0x00000200, AX
 	DECQ             BX
 	JNZ              chunk
+	VZEROUPPER
+	RET
+
+// func softmaxAVX512(p *float32, n int, max *float32) float32
+// Requires: AVX, AVX512F, SSE
+TEXT ·softmaxAVX512(SB), NOSPLIT, $0-28
+	MOVQ    p+0(FP), AX
+	MOVQ    n+8(FP), CX
+	VMOVUPS minusInf<>+0(SB), Z0
+	VPXORD  Z2, Z2, Z2
+	VMOVUPS Z0, Z1
+	MOVQ    AX, DX
+	MOVQ    CX, BX
+
+largest:
+	VMAXPS        (DX), Z1, Z1
+	ADDQ          $0x40, DX
+	SUBQ          $0x10, BX
+	JNE           largest
+	VEXTRACTF64X4 $0x01, Z1, Y3
+	VMAXPS        Y3, Y1, Y1
+	VEXTRACTF128  $0x01, Y1, X3
+	VMAXPS        X3, X1, X1
+	VPERMILPS     $0x0e, X1, X3
+	VMAXPS        X3, X1, X1
+	VPERMILPS     $0x01, X1, X3
+	VMAXPS        X3, X1, X1
+	MOVQ          max+16(FP), DX
+	VMOVSS        X1, (DX)
+	VBROADCASTSS  (DX), Z1
+	VMOVUPS       expLow<>+0(SB), Z3
+	VMOVUPS       expHigh<>+0(SB), Z4
+	MOVQ          CX, CX
+
+weights:
+	VMOVUPS       (AX), Z5
+	VCMPPS        $0x04, Z0, Z5, K1
+	VSUBPS        Z1, Z5, Z5
+	VMAXPS        Z5, Z3, Z5
+	VMINPS        Z5, Z4, Z5
+	VMULPS        expLog2e<>+0(SB), Z5, Z6
+	VRNDSCALEPS   $0x08, Z6, Z6
+	VFMADD231PS   expLn2High<>+0(SB), Z6, Z5
+	VFMADD231PS   expLn2Low<>+0(SB), Z6, Z5
+	VMOVUPS       expP0<>+0(SB), Z7
+	VFMADD213PS   expP1<>+0(SB), Z5, Z7
+	VFMADD213PS   expP2<>+0(SB), Z5, Z7
+	VFMADD213PS   expP3<>+0(SB), Z5, Z7
+	VFMADD213PS   expP4<>+0(SB), Z5, Z7
+	VFMADD213PS   expP5<>+0(SB), Z5, Z7
+	VMULPS        Z5, Z7, Z7
+	VFMADD213PS   Z5, Z5, Z7
+	VADDPS        one<>+0(SB), Z7, Z7
+	VCVTPS2DQ     Z6, Z6
+	VPADDD        expBias<>+0(SB), Z6, Z6
+	VPSLLD        $0x17, Z6, Z6
+	VMULPS        Z6, Z7, Z5
+	VMOVAPS.Z     Z5, K1, Z5
+	VMOVUPS       Z5, (AX)
+	VADDPS        Z5, Z2, Z2
+	ADDQ          $0x40, AX
+	SUBQ          $0x10, CX
+	JNE           weights
+	VEXTRACTF64X4 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF128  $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VPERMILPS     $0x0e, X2, X0
+	VADDPS        X0, X2, X2
+	VPERMILPS     $0x01, X2, X0
+	VADDPS        X0, X2, X2
+	MOVSS         X2, ret+24(FP)
 	VZEROUPPER
 	RET
 

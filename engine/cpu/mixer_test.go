@@ -73,6 +73,14 @@ func TestMixerKernelsAreGeneric(t *testing.T) {
 			part, a, b := randomFloats(rng, len(acc)), randomFloats(rng, rows), randomFloats(rng, rows)
 			same("merge, "+name, acc, func(m *mixerKernels, x *float32) { m.merge(x, &part[0], &a[0], &b[0], rows, chunks) })
 		}
+		n := groupPositions * (1 + trial%splitGroups)
+		p := randomFloats(rng, n+1) // the last takes the maximum
+		for range rng.IntN(2 * n) {
+			p[rng.IntN(n)] = pickFloat(rng, float32(math.Inf(-1)), 90, -100, 0)
+		}
+		same(fmt.Sprintf("softmax of %d", n), append(p, 0), func(m *mixerKernels, x *float32) {
+			unsafe.Slice(x, n+2)[n+1] = m.softmax(x, n, &unsafe.Slice(x, n+1)[n])
+		})
 		dims := 1 + rng.IntN(130)
 		k, q := randomFloats(rng, dims), randomFloats(rng, dims)
 		both := randomFloats(rng, (dims+1)*deltaTile) // the state, then the values
@@ -87,6 +95,8 @@ func TestMixerKernelsAreGeneric(t *testing.T) {
 		same(fmt.Sprintf("gate of %d", n), x, func(m *mixerKernels, x *float32) { m.gate(x, &y[0], n) })
 	}
 }
+
+func pickFloat(rng *rand.Rand, of ...float32) float32 { return of[rng.IntN(len(of))] }
 
 // attentionRun is one attention layer with contexts of some length.
 type attentionRun struct {
@@ -165,7 +175,7 @@ func TestAttentionSharesLongContexts(t *testing.T) {
 					want = got
 				}
 				require.Equal(t, want, got, "%+v, %v, %d threads", c, isa, threads)
-				require.Zero(t, testing.AllocsPerRun(3, a.run))
+				require.Zero(t, testing.AllocsPerRun(20, a.run))
 			}
 		}
 	}
@@ -223,7 +233,7 @@ func TestGatedDeltaIsTheSameEverywhere(t *testing.T) {
 				require.NotEqual(t, uint32(0x7f800000), want[0]&0x7f800000, "not finite")
 			}
 			require.Equal(t, want, bits(d.out.x), "%v, %d threads", isa, threads)
-			require.Zero(t, testing.AllocsPerRun(2, d.run))
+			require.Zero(t, testing.AllocsPerRun(10, d.run))
 		}
 	}
 }

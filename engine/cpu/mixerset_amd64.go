@@ -25,10 +25,11 @@ var mixersAVX2 = &mixerKernels{
 	mixF32: [...]func(*float32, *byte, *float32, int, *byte){
 		mixF32AVX2Rows1, mixF32AVX2Rows2, mixF32AVX2Rows4, mixF32AVX2Rows8,
 	},
-	merge:  mergeAVX2,
-	delta:  deltaAVX2,
-	mulAdd: mulAddAVX2,
-	gate:   gateAVX2,
+	softmax: softmaxAVX2,
+	merge:   mergeAVX2,
+	delta:   deltaAVX2,
+	mulAdd:  mulAddAVX2,
+	gate:    gateAVX2,
 }
 
 var mixersAVX512 = &mixerKernels{
@@ -44,8 +45,9 @@ var mixersAVX512 = &mixerKernels{
 	mixF32: [...]func(*float32, *byte, *float32, int, *byte){
 		mixF32AVX512Rows1, mixF32AVX512Rows2, mixF32AVX512Rows4, mixF32AVX512Rows8,
 	},
-	merge:  mergeAVX512,
-	delta:  deltaAVX512,
-	mulAdd: mulAddAVX512,
-	gate:   gateAVX512,
+	softmax: softmaxAVX512,
+	merge:   mergeAVX512,
+	delta:   deltaAVX512,
+	mulAdd:  mulAddAVX512,
+	gate:    gateAVX512,
 }

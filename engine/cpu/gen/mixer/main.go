@@ -26,6 +26,7 @@ func main() {
 				mix(isa, rows, f32)
 			}
 		}
+		softmax(isa)
 		merge(isa)
 		delta(isa)
 		each(isa, "mulAdd", []string{"dst", "x", "w"}, func() func(v []reg.VecVirtual) {
@@ -210,6 +211,61 @@ func mix(isa simd.ISA, rows int, f32 bool) {
 	ADDQ(U32(uint32(4*group*rows)), acc)
 	DECQ(chunks)
 	JNZ(LabelRef("chunk"))
+	VZEROUPPER()
+	RET()
+}
+
+// softmax turns scores into weights, see softmaxGeneric.
+func softmax(isa simd.ISA) {
+	text("softmax"+isa.Name, "func(p *float32, n int, max *float32) float32")
+	p, n := Load(Param("p"), GP64()), Load(Param("n"), GP64())
+	low := isa.Vec()
+	VMOVUPS(simd.Const("minusInf", 0xff800000), low)
+	// loop runs f over all vectors, with that of the 16 lanes they are in.
+	loop := func(name string, f func(m Mem, i int)) {
+		at, left := GP64(), GP64()
+		MOVQ(p, at)
+		MOVQ(n, left)
+		Label(name)
+		for i := range group / isa.Lanes {
+			f(Mem{Base: at, Disp: 4 * i * isa.Lanes}, i)
+		}
+		ADDQ(Imm(4*group), at)
+		SUBQ(Imm(group), left)
+		JNE(LabelRef(name))
+	}
+	var best, sums []reg.VecVirtual
+	for i := range group / isa.Lanes {
+		best, sums = append(best, isa.Vec()), append(sums, isa.Zero())
+		VMOVUPS(low, best[i])
+	}
+	loop("largest", func(m Mem, i int) { VMAXPS(m, best[i], best[i]) })
+	largest := isa.MaxLanes(best...)
+	to := Load(Param("max"), GP64())
+	VMOVSS(largest, Mem{Base: to})
+	all := isa.Vec()
+	VBROADCASTSS(Mem{Base: to}, all)
+	e := isa.Exp()
+	loop("weights", func(m Mem, i int) {
+		x := isa.Vec()
+		VMOVUPS(m, x)
+		if isa.Wide() {
+			k := K()
+			VCMPPS(Imm(4), low, x, k) // not equal
+			VSUBPS(all, x, x)
+			e.Of(x)
+			VMOVAPS_Z(x, k, x)
+		} else {
+			masked := isa.Vec()
+			VCMPPS(Imm(0), low, x, masked)
+			VSUBPS(all, x, x)
+			e.Of(x)
+			VANDNPS(x, masked, x)
+		}
+		VMOVUPS(x, m)
+		VADDPS(x, sums[i], sums[i])
+	})
+	Store(isa.SumLanes(sums...), ReturnIndex(0))
 	VZEROUPPER()
 	RET()
 }
