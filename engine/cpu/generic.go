@@ -72,6 +72,24 @@ func tileF32Generic(rows int, acc *float32, w *byte, x *float32, pairs int) {
 	}
 }
 
+func pack4Generic(dst *float32, rows int, x *float32, width, n int) {
+	d, s := unsafe.Slice(dst, (n-1)*rows+4), unsafe.Slice(x, 3*width+n)
+	for r := range 4 {
+		for i, v := range s[r*width:][:n] {
+			d[i*rows+r] = v
+		}
+	}
+}
+
+func packNorm4Generic(dst *float32, rows int, x *float32, width, n int, w *float32, offset, inv0, inv1, inv2, inv3 float32) {
+	d, s, ws := unsafe.Slice(dst, (n-1)*rows+4), unsafe.Slice(x, 3*width+n), unsafe.Slice(w, n)
+	for r, inv := range [4]float32{inv0, inv1, inv2, inv3} {
+		for i, v := range s[r*width:][:n] {
+			d[i*rows+r] = float32(v*inv) * float32(ws[i]+offset)
+		}
+	}
+}
+
 const dotLanes = 16
 
 // dotGeneric accumulates in 16 lanes, lane j taking every 16th product, and

@@ -15,6 +15,12 @@ type kernels struct {
 	fullRows          int
 	tileBF16, tileF32 [maxTileRows]tileKernel
 
+	// The packers lay four rows side by side: dst[i][0…3] of [n][rows], from
+	// x[0…3][i], which are width apart; n is a multiple of 4. packNorm4 multiplies
+	// by inv, and then by w+offset.
+	pack4     func(dst *float32, rows int, x *float32, width, n int)
+	packNorm4 func(dst *float32, rows int, x *float32, width, n int, w *float32, offset, inv0, inv1, inv2, inv3 float32)
+
 	// Vectors of any length n.
 	dot    func(x, y *float32, n int) float32               // see dotGeneric for its order
 	axpy   func(dst *float32, a float32, x *float32, n int) // dst += a·x
@@ -43,20 +49,22 @@ const (
 )
 
 var generic = &kernels{
-	rows:     4,
-	lanes:    1,
-	fullRows: maxTileRows,
-	tileBF16: tilesGeneric(tileBF16Generic),
-	tileF32:  tilesGeneric(tileF32Generic),
-	dot:      dotGeneric,
-	axpy:     axpyGeneric,
-	add:      addGeneric,
-	scale:    scaleGeneric,
-	exp:      expGeneric,
-	silu:     siluGeneric,
-	swiglu:   swigluGeneric,
-	scan:     scanGeneric,
-	index:    indexGeneric,
-	stream:   streamGeneric,
-	multiply: multiplyGeneric,
+	rows:      4,
+	lanes:     1,
+	fullRows:  maxTileRows,
+	tileBF16:  tilesGeneric(tileBF16Generic),
+	tileF32:   tilesGeneric(tileF32Generic),
+	pack4:     pack4Generic,
+	packNorm4: packNorm4Generic,
+	dot:       dotGeneric,
+	axpy:      axpyGeneric,
+	add:       addGeneric,
+	scale:     scaleGeneric,
+	exp:       expGeneric,
+	silu:      siluGeneric,
+	swiglu:    swigluGeneric,
+	scan:      scanGeneric,
+	index:     indexGeneric,
+	stream:    streamGeneric,
+	multiply:  multiplyGeneric,
 }

@@ -125,8 +125,11 @@ func (t *linearTask) work(worker int) {
 					}
 				}
 			}
-			for p := p0; p < p1; p++ {
-				t.finish(p, first, tiles[(p-p0)*rows*panelOutputs:][:rows*panelOutputs])
+			// All that a token gets, before the next token.
+			for r := range rows {
+				for p := p0; p < p1; p++ {
+					t.finish(p, first+r, tiles[((p-p0)*rows+r)*panelOutputs:][:panelOutputs])
+				}
 			}
 		}
 	}
@@ -140,23 +143,19 @@ func (t *linearTask) calls(g int) int {
 	return 1
 }
 
-// finish runs the epilogue over what a panel yielded for the rows from first on.
-func (t *linearTask) finish(panel, first int, tiles []float32) {
-	k := t.b.kernels
+// finish runs the epilogue over what a panel yielded for a token.
+func (t *linearTask) finish(panel, token int, tile []float32) {
 	width := t.m.width()
 	column := panel * width
 	n := min(width, t.m.outputs-column)
-	for row := first; len(tiles) > 0; row++ {
-		dst := t.dst.x[row*t.dst.width+column:][:n]
-		switch t.epi {
-		case backend.Store:
-			copy(dst, tiles)
-		case backend.Add:
-			k.add(&dst[0], &tiles[0], n)
-		case backend.SwiGLU:
-			k.swiglu(&dst[0], &tiles[0], &tiles[panelOutputs/2], n)
-		}
-		tiles = tiles[panelOutputs:]
+	dst := t.dst.x[token*t.dst.width+column:][:n]
+	switch t.epi {
+	case backend.Store:
+		copy(dst, tile)
+	case backend.Add:
+		t.b.kernels.add(&dst[0], &tile[0], n)
+	case backend.SwiGLU:
+		t.b.kernels.swiglu(&dst[0], &tile[0], &tile[panelOutputs/2], n)
 	}
 }
 
@@ -190,36 +189,55 @@ func (t *linearTask) pack(worker int) []float32 {
 	return x
 }
 
-// packGroup packs the inputs [lo, hi) of a group.
+// packGroup packs the inputs [lo, hi) of a group; lo is a multiple of 4.
 func (t *linearTask) packGroup(x []float32, g, lo, hi int) {
 	r0, r1 := t.group(g)
 	rows := r1 - r0
 	dst := x[r0*t.padded:][:rows*t.padded]
-	end := min(hi, t.m.inputs)
+	src := t.src.x[r0*t.src.width:]
+	if hi > t.m.inputs {
+		hi = t.m.inputs
+		clear(dst[hi*rows:])
+	}
+	if lo >= hi {
+		return
+	}
+	var inv [maxTileRows]float32
 	for r := range rows {
-		src := t.src.x[(r0+r)*t.src.width:][:t.m.inputs]
-		inv := float32(1)
 		if t.normed {
-			inv = t.inverse(src)
+			inv[r] = t.inverse(src[r*t.src.width:][:t.m.inputs])
 		}
-		switch {
-		case rows == 1 && t.normed && lo < end:
-			t.b.kernels.scale(&dst[lo], &src[lo], &t.weight[lo], end-lo, inv, t.offset)
-		case rows == 1 && lo < end:
-			copy(dst[lo:end], src[lo:end])
-		case t.normed:
-			d := dst[lo*rows:]
-			for i := lo; i < end; i++ {
-				d[(i-lo)*rows+r] = float32(src[i]*inv) * float32(t.weight[i]+t.offset)
-			}
-		default:
-			d := dst[lo*rows:]
-			for i := lo; i < end; i++ {
-				d[(i-lo)*rows+r] = src[i]
+	}
+	k := t.b.kernels
+	if rows == 1 {
+		if t.normed {
+			k.scale(&dst[lo], &src[lo], &t.weight[lo], hi-lo, inv[0], t.offset)
+		} else {
+			copy(dst[lo:hi], src[lo:hi])
+		}
+		return
+	}
+	one := lo // from here on, and below four rows, one value at a time
+	if rows >= 4 && hi-lo >= 4 {
+		one = hi &^ 3
+		for r := 0; r < rows; r += 4 {
+			r := min(r, rows-4) // some rows twice, rather than one by one
+			d, s := &dst[lo*rows+r], &src[r*t.src.width+lo]
+			if t.normed {
+				k.packNorm4(d, rows, s, t.src.width, one-lo, &t.weight[lo], t.offset, inv[r], inv[r+1], inv[r+2], inv[r+3])
+			} else {
+				k.pack4(d, rows, s, t.src.width, one-lo)
 			}
 		}
-		if hi > t.m.inputs {
-			dst[t.m.inputs*rows+r] = 0
+	}
+	for r := range rows {
+		row := src[r*t.src.width:][:hi]
+		for i := one; i < hi; i++ {
+			if t.normed {
+				dst[i*rows+r] = float32(row[i]*inv[r]) * float32(t.weight[i]+t.offset)
+			} else {
+				dst[i*rows+r] = row[i]
+			}
 		}
 	}
 }

@@ -7,6 +7,12 @@ package cpu
 func pause()
 
 //go:noescape
+func pack4(dst *float32, rows int, x *float32, width int, n int)
+
+//go:noescape
+func packNorm4(dst *float32, rows int, x *float32, width int, n int, w *float32, offset float32, inv0 float32, inv1 float32, inv2 float32, inv3 float32)
+
+//go:noescape
 func dotAVX2(x *float32, y *float32, n int) float32
 
 //go:noescape

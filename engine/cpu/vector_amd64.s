@@ -9,6 +9,104 @@ TEXT ·pause(SB), NOSPLIT, $0
 	PAUSE
 	RET
 
+// func pack4(dst *float32, rows int, x *float32, width int, n int)
+// Requires: AVX
+TEXT ·pack4(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ rows+8(FP), CX
+	MOVQ x+16(FP), DX
+	MOVQ width+24(FP), BX
+	MOVQ n+32(FP), SI
+	SHLQ $0x02, CX
+	SHLQ $0x02, BX
+	LEAQ (DX)(BX*1), DI
+	LEAQ (DI)(BX*1), R8
+	LEAQ (R8)(BX*1), BX
+
+four:
+	VMOVUPS   (DX), X0
+	ADDQ      $0x10, DX
+	VMOVUPS   (DI), X2
+	ADDQ      $0x10, DI
+	VMOVUPS   (R8), X3
+	ADDQ      $0x10, R8
+	VMOVUPS   (BX), X4
+	ADDQ      $0x10, BX
+	VUNPCKLPS X2, X0, X1
+	VUNPCKHPS X2, X0, X0
+	VUNPCKLPS X4, X3, X2
+	VUNPCKHPS X4, X3, X4
+	VUNPCKLPD X2, X1, X3
+	VUNPCKHPD X2, X1, X1
+	VUNPCKLPD X4, X0, X2
+	VUNPCKHPD X4, X0, X0
+	VMOVUPS   X3, (AX)
+	ADDQ      CX, AX
+	VMOVUPS   X1, (AX)
+	ADDQ      CX, AX
+	VMOVUPS   X2, (AX)
+	ADDQ      CX, AX
+	VMOVUPS   X0, (AX)
+	ADDQ      CX, AX
+	SUBQ      $0x04, SI
+	JG        four
+	RET
+
+// func packNorm4(dst *float32, rows int, x *float32, width int, n int, w *float32, offset float32, inv0 float32, inv1 float32, inv2 float32, inv3 float32)
+// Requires: AVX
+TEXT ·packNorm4(SB), NOSPLIT, $0-68
+	MOVQ         dst+0(FP), AX
+	MOVQ         rows+8(FP), CX
+	MOVQ         x+16(FP), DX
+	MOVQ         width+24(FP), BX
+	MOVQ         n+32(FP), SI
+	SHLQ         $0x02, CX
+	SHLQ         $0x02, BX
+	LEAQ         (DX)(BX*1), DI
+	LEAQ         (DI)(BX*1), R8
+	LEAQ         (R8)(BX*1), BX
+	MOVQ         w+40(FP), R9
+	VBROADCASTSS offset+48(FP), X0
+	VBROADCASTSS inv0+52(FP), X1
+	VBROADCASTSS inv1+56(FP), X2
+	VBROADCASTSS inv2+60(FP), X3
+	VBROADCASTSS inv3+64(FP), X4
+
+four:
+	VADDPS    (R9), X0, X5
+	ADDQ      $0x10, R9
+	VMULPS    (DX), X1, X6
+	VMULPS    X5, X6, X6
+	ADDQ      $0x10, DX
+	VMULPS    (DI), X2, X7
+	VMULPS    X5, X7, X7
+	ADDQ      $0x10, DI
+	VMULPS    (R8), X3, X8
+	VMULPS    X5, X8, X8
+	ADDQ      $0x10, R8
+	VMULPS    (BX), X4, X9
+	VMULPS    X5, X9, X9
+	ADDQ      $0x10, BX
+	VUNPCKLPS X7, X6, X5
+	VUNPCKHPS X7, X6, X6
+	VUNPCKLPS X9, X8, X7
+	VUNPCKHPS X9, X8, X9
+	VUNPCKLPD X7, X5, X8
+	VUNPCKHPD X7, X5, X5
+	VUNPCKLPD X9, X6, X7
+	VUNPCKHPD X9, X6, X6
+	VMOVUPS   X8, (AX)
+	ADDQ      CX, AX
+	VMOVUPS   X5, (AX)
+	ADDQ      CX, AX
+	VMOVUPS   X7, (AX)
+	ADDQ      CX, AX
+	VMOVUPS   X6, (AX)
+	ADDQ      CX, AX
+	SUBQ      $0x04, SI
+	JG        four
+	RET
+
 // func dotAVX2(x *float32, y *float32, n int) float32
 // Requires: AVX, AVX2, FMA3, SSE
 TEXT ·dotAVX2(SB), NOSPLIT, $0-28

@@ -16,6 +16,8 @@ import (
 func main() {
 	ConstraintExpr("!noasm")
 	pause()
+	pack4("pack4", false)
+	pack4("packNorm4", true)
 	for _, isa := range []simd.ISA{simd.AVX2, simd.AVX512} {
 		dot(isa)
 		axpy(isa)
@@ -325,5 +327,79 @@ func multiply(isa simd.ISA) {
 func pause() {
 	TEXT("pause", NOSPLIT, "func()")
 	PAUSE()
+	RET()
+}
+
+// pack4 lays four rows of inputs side by side, four inputs at a time.
+func pack4(name string, norm bool) {
+	signature := "func(dst *float32, rows int, x *float32, width, n int)"
+	if norm {
+		signature = "func(dst *float32, rows int, x *float32, width, n int, w *float32, offset, inv0, inv1, inv2, inv3 float32)"
+	}
+	TEXT(name, NOSPLIT, signature)
+	Pragma("noescape")
+	dst, rows := Load(Param("dst"), GP64()), Load(Param("rows"), GP64())
+	x, width, n := Load(Param("x"), GP64()), Load(Param("width"), GP64()), Load(Param("n"), GP64())
+	SHLQ(Imm(2), rows)
+	SHLQ(Imm(2), width)
+	var sources [4]reg.GPVirtual
+	for i := range sources {
+		sources[i] = GP64()
+		if i == 0 {
+			MOVQ(x, sources[0])
+		} else {
+			LEAQ(Mem{Base: sources[i-1], Index: width, Scale: 1}, sources[i])
+		}
+	}
+	var w reg.Register
+	var offset reg.VecVirtual
+	var inv [4]reg.VecVirtual
+	if norm {
+		w = Load(Param("w"), GP64())
+		scalar := func(param string) reg.VecVirtual {
+			v := XMM()
+			m, err := Param(param).Resolve()
+			if err != nil {
+				panic(err)
+			}
+			VBROADCASTSS(m.Addr, v)
+			return v
+		}
+		offset = scalar("offset")
+		for i := range inv {
+			inv[i] = scalar(fmt.Sprintf("inv%d", i))
+		}
+	}
+	Label("four")
+	var v, t, out [4]reg.VecVirtual
+	weight := XMM()
+	if norm {
+		VADDPS(Mem{Base: w}, offset, weight)
+		ADDQ(Imm(16), w)
+	}
+	for i := range v {
+		v[i], t[i], out[i] = XMM(), XMM(), XMM()
+		if norm {
+			VMULPS(Mem{Base: sources[i]}, inv[i], v[i])
+			VMULPS(weight, v[i], v[i])
+		} else {
+			VMOVUPS(Mem{Base: sources[i]}, v[i])
+		}
+		ADDQ(Imm(16), sources[i])
+	}
+	VUNPCKLPS(v[1], v[0], t[0])
+	VUNPCKHPS(v[1], v[0], t[1])
+	VUNPCKLPS(v[3], v[2], t[2])
+	VUNPCKHPS(v[3], v[2], t[3])
+	VUNPCKLPD(t[2], t[0], out[0])
+	VUNPCKHPD(t[2], t[0], out[1])
+	VUNPCKLPD(t[3], t[1], out[2])
+	VUNPCKHPD(t[3], t[1], out[3])
+	for _, o := range out {
+		VMOVUPS(o, Mem{Base: dst})
+		ADDQ(rows, dst)
+	}
+	SUBQ(Imm(4), n)
+	JG(LabelRef("four"))
 	RET()
 }
