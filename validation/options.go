@@ -42,6 +42,8 @@ type Options struct {
 	LongTokens  int   `json:"long_tokens"`
 	ShortTokens int   `json:"short_tokens"`
 
+	ServingOptions
+
 	given []string // the flags set on the command line
 }
 
@@ -67,6 +69,7 @@ func (o *Options) Register(fs *flag.FlagSet) {
 	fs.IntVar(&o.BlockSize, "block-size", 16, "positions in a KV block")
 	fs.IntVar(&o.LongTokens, "long-tokens", 32, "tokens of the long row of the blocking run")
 	fs.IntVar(&o.ShortTokens, "short-tokens", 4, "tokens of its other rows")
+	o.ServingOptions.register(fs)
 }
 
 // Given notes which of the suite's flags were set on the command line.
@@ -140,7 +143,7 @@ func (o *Options) Validate() error {
 	case "cpu", "cuda":
 	case "":
 		for _, name := range o.given {
-			if name != "seed" {
+			if name != "seed" && name != "plan-requests" {
 				bad("-%s has no effect without -backend cpu|cuda", name)
 			}
 		}
@@ -184,6 +187,7 @@ func (o *Options) Validate() error {
 		}
 	}
 	o.validateSweep(bad, least)
+	o.ServingOptions.validate(bad, least)
 	return errors.Join(errs...)
 }
 

@@ -9,7 +9,11 @@ import (
 )
 
 // SLO are the limits that a request must keep to count for goodput. Zero is no limit.
-type SLO struct{ TTFT, TPOT, E2EL time.Duration }
+type SLO struct {
+	TTFT time.Duration `json:"ttft_ns"`
+	TPOT time.Duration `json:"tpot_ns"`
+	E2EL time.Duration `json:"e2el_ns"`
+}
 
 // Latencies gathers what callers felt, of those requests that ended well.
 type Latencies struct {
