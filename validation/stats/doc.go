@@ -48,7 +48,9 @@
 // blocks and chance of a verdict when the truth is 5 % from the target and the
 // log ratios are normal with the given spread; fixed n is the plain bound,
 // mixture is an e-process on the same looks (uniform mixture over p in (1/2, 1),
-// threshold 20 by Ville's inequality, at most 30 blocks):
+// threshold 20 by Ville's inequality, at most 30 blocks), as in S. R. Howard and
+// A. Ramdas, "Sequential estimation of quantiles with applications to A/B testing
+// and best-arm identification", Bernoulli 28 (2022) 1704–1728:
 //
 //	spread   Sequential(0.95, 24)   fixed n = 8   fixed n = 24   mixture, 30
 //	1 %       6.0  1.00             8  1.00       24  1.00        8.0  1.00
