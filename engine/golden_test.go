@@ -125,6 +125,9 @@ func eachGolden(t *testing.T, f func(t *testing.T, g *golden, b backend.Backend)
 func eachBackend(t *testing.T, f func(t *testing.T, b backend.Backend)) {
 	onRef(t, f)
 	for _, isa := range cpu.Supported() {
+		if raceDetector && isa == cpu.Generic && len(cpu.Supported()) > 1 {
+			continue
+		}
 		onCPU(t, isa, f)
 	}
 }
