@@ -88,6 +88,26 @@ func assertCriterion(t *testing.T, c Criterion) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	assertVerdict(t, j)
+}
+
+// TestReplay judges the samples of an earlier run again.
+func TestReplay(t *testing.T) {
+	if session.Options.Replay == "" {
+		t.Skip("nothing to judge again: pass -replay results/<UTC time>/results.json")
+	}
+	judgements, err := session.Replay(session.Options.Replay, t.Output())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, j := range judgements {
+		assertVerdict(t, j)
+	}
+}
+
+func assertVerdict(t *testing.T, j *Judgement) {
+	t.Helper()
+	c := j.Record.Criterion
 	switch j.Verdict {
 	case Pass, Measured:
 	case Inconclusive:

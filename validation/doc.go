@@ -105,7 +105,7 @@
 // `go tool benchstat -col /mode bench.txt` compares the arms). It is proven
 // writable before anything is loaded, and written after every block, so that an
 // interrupted run keeps what it measured. A judgement is a function of the
-// record alone.
+// record alone: -replay FILE judges recorded samples again.
 //
 // # What this package does not do
 //

@@ -34,6 +34,7 @@ type Options struct {
 	Seed              uint64        `json:"seed"`
 	Results           string        `json:"results"`
 	AllowInconclusive bool          `json:"allow_inconclusive"`
+	Replay            string        `json:"-"`
 
 	// The sweep and the blocking run.
 	Sizes       []int `json:"sizes"`
@@ -64,6 +65,7 @@ func (o *Options) Register(fs *flag.FlagSet) {
 	fs.Uint64Var(&o.Seed, "seed", 1, "seed of prompts, orders and random weights")
 	fs.StringVar(&o.Results, "results", "results", "`DIR` for results/<UTC time>/, relative to the module's root")
 	fs.BoolVar(&o.AllowInconclusive, "allow-inconclusive", false, "do not fail on the verdict INCONCLUSIVE")
+	fs.StringVar(&o.Replay, "replay", "", "judge the samples of a results.json `FILE` again, instead of measuring")
 	fs.Var((*intList)(&o.Sizes), "sizes", "batch sizes of the sweep")
 	fs.IntVar(&o.NewTokens, "new-tokens", 8, "tokens that each row of the sweep generates")
 	fs.IntVar(&o.BlockSize, "block-size", 16, "positions in a KV block")
@@ -139,11 +141,15 @@ func (o *Options) Validate() error {
 			bad("-%s %d: want at least %d%s", name, got, want, why)
 		}
 	}
+	if o.Replay != "" && o.Backend != "" {
+		bad("-replay %s, -backend %s: either judge recorded samples or measure new ones", o.Replay, o.Backend)
+	}
 	switch o.Backend {
 	case "cpu", "cuda":
 	case "":
 		for _, name := range o.given {
-			if name != "seed" && name != "plan-requests" {
+			replaying := name == "replay" || name == "allow-inconclusive" && o.Replay != ""
+			if name != "seed" && name != "plan-requests" && !replaying {
 				bad("-%s has no effect without -backend cpu|cuda", name)
 			}
 		}

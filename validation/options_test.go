@@ -55,6 +55,7 @@ func TestGoodFlags(t *testing.T) {
 	for _, args := range []string{
 		"",
 		"-seed 7",
+		"-replay results/x/results.json -allow-inconclusive",
 		"-backend cpu -num-concurrent 2,4,8,16 -max-batch-size 8",
 		"-backend cuda -checkpoint random:qwen3.5-27b",
 		"-backend cpu -warmup-runs 2 -test-runs 5 -threads 2 -token-budget 71 -allow-inconclusive",
@@ -80,6 +81,8 @@ func TestBadFlags(t *testing.T) {
 		"-backend cpu -token-budget 70":               "-token-budget 70: want at least 71, a prompt chunk of 64 beside 7 decode rows",
 		"-backend cpu -checkpoint random:":            "-checkpoint random: lacks a name, such as random:qwen3.5-mini",
 		"-backend cpu -time-limit 5m -test-runs 6":    "-time-limit 5m0s, -test-runs 6: the number of blocks is either fixed or left to the verdict and the time",
+		"-backend cpu -replay results.json":           "-replay results.json, -backend cpu: either judge recorded samples or measure new ones",
+		"-allow-inconclusive":                         "-allow-inconclusive has no effect without -backend cpu|cuda",
 		"-backend cpu -time-limit -5m":                "-time-limit -5m0s: want a positive time, or 0 for none",
 		"-backend cpu -results=":                      "-results: want a directory",
 		"-backend cpu -sizes 2,4":                     "-sizes 2,4: size 1 is missing, to which all others are compared",

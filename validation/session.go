@@ -85,7 +85,7 @@ func (s *Session) load(name string, shape Shape, out io.Writer) (err error) {
 	s.results.Environment.Backend = stand.Backend.Describe()
 	s.store.WriteJSON("environment.json", &s.results.Environment, true)
 	s.keep()
-	fmt.Fprintf(out, "loaded in %s: %s\n", human(time.Since(begin)), s.results.Environment.Backend)
+	fmt.Fprintf(out, "loaded in %s: %s; seed %d\n", human(time.Since(begin)), s.results.Environment.Backend, s.Options.Seed)
 	return nil
 }
 
@@ -166,6 +166,26 @@ func (s *Session) budget(c Criterion) time.Duration {
 	return left * time.Duration(weight(c)) / time.Duration(max(rest, weight(c)))
 }
 
+// Replay judges recorded samples again: the same samples, the same verdicts.
+func (s *Session) Replay(path string, out io.Writer) ([]*Judgement, error) {
+	r, err := Load(FromRoot(path))
+	if err != nil {
+		return nil, err
+	}
+	if len(r.Criteria) == 0 {
+		return nil, fmt.Errorf("%s holds no criteria to judge", path)
+	}
+	if r.Model != nil {
+		fmt.Fprintf(out, "%s on %s, %s\n", r.Model.Name, r.Environment.CPU, r.Environment.Backend)
+	}
+	for _, rec := range r.Criteria {
+		j := Judge(rec)
+		j.Print(out)
+		s.judgements = append(s.judgements, j)
+	}
+	return s.judgements, nil
+}
+
 // roofline is the least work of a criterion; nil if the backend cannot tell its peak.
 func (s *Session) roofline(c Criterion) (*Roofline, error) {
 	if s.probes.PeakFLOPs == nil {
@@ -188,6 +208,9 @@ func (s *Session) keep() { s.store.WriteJSON("results.json", &s.results, false) 
 // returns what was lost on the way.
 func (s *Session) Close() error {
 	if s.store == nil {
+		if len(s.judgements) > 0 { // replayed
+			PrintTable(s.Out, s.judgements)
+		}
 		return nil
 	}
 	err := s.unload()

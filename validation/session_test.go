@@ -72,6 +72,9 @@ func TestSession(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, left, "no temporary files stay behind")
 
+	_, err = NewSession(t.Context(), Options{}, new(bytes.Buffer)).Replay(filepath.Join(dir, "environment.json"), new(bytes.Buffer))
+	require.ErrorContains(t, err, "has schema 0")
+
 	// What is on disk judges the same.
 	r, err := Load(filepath.Join(dir, "results.json"))
 	require.NoError(t, err)
@@ -83,6 +86,13 @@ func TestSession(t *testing.T) {
 		s.judgements[i].Print(&b)
 		require.Equal(t, b.String(), a.String())
 	}
+	var again, replayed bytes.Buffer
+	r2 := NewSession(t.Context(), Options{}, &again)
+	_, err = r2.Replay(filepath.Join(dir, "results.json"), &replayed)
+	require.NoError(t, err)
+	require.NoError(t, r2.Close())
+	require.Contains(t, table.String(), again.String(), "the same table")
+	require.Contains(t, replayed.String(), "single-request latency: INCONCLUSIVE")
 	checkBench(t, read(t, dir, "bench.txt"))
 }
 
