@@ -60,6 +60,14 @@ generate-check: generate ## generated files are what the generators make
 cuda-vet: ## vet the CUDA build (needs a C compiler, no GPU)
 	$(GO) vet -tags cuda ./...
 
+.PHONY: kernels
+kernels: ## make the PTX anew with the pinned compiler (PyPI; no GPU, no toolkit)
+	python3 cuda/kernels/build/build.py
+
+.PHONY: kernels-check
+kernels-check: ## the committed PTX is what the sources make; nothing spills
+	python3 cuda/kernels/build/build.py check
+
 .PHONY: validate-cuda
 validate-cuda: ## assert the criteria on the GPU; fails without one
 	$(GO) test -tags cuda ./validation -count=1 -timeout 60m -v -backend cuda -checkpoint random:qwen3.5-0.8b -results $(RESULTS) \
