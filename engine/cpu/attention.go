@@ -12,7 +12,8 @@ const (
 	splitPositions = splitGroups * groupPositions
 	unitRowsLog2   = 3
 	unitRows       = 1 << unitRowsLog2
-	unitCost       = 4 // of norms, rotation and gate, in groups
+	unitCost       = 4       // of norms, rotation and gate, in groups
+	fetchBytes     = 8 << 10 // how far keys and values are fetched ahead
 )
 
 // attentionTask is one attention layer over a step.
@@ -32,6 +33,7 @@ type attentionTask struct {
 	b       *Backend
 	k       *mixerKernels
 	c       *kvCache
+	ahead   int // groups that keys and values are fetched before their use
 	workers []attentionWorker
 
 	// Of the layer and step.
@@ -54,7 +56,7 @@ type attentionWorker struct {
 	acc  partial
 	part partial
 	a, b [unitRows]float32
-	keys [splitGroups + 1]*byte // of the groups of a split, and of the one after
+	keys [2 * splitGroups]*byte // of the groups of a split, and of some after
 
 	// Splits of a unit that begins in this worker's share and ends in another.
 	cut  []partial
@@ -83,6 +85,7 @@ func (u *unit) splits() int { return (u.groups + splitGroups - 1) / splitGroups 
 
 func (t *attentionTask) init(b *Backend, c *kvCache) (err error) {
 	t.b, t.k, t.c = b, mixersFor(b.isa), c
+	t.ahead = min(splitGroups, (fetchBytes+c.keyBytes-1)/c.keyBytes)
 	floats := func(n int) []float32 {
 		var x []float32
 		if err == nil {
@@ -338,14 +341,17 @@ func (t *attentionTask) split(w *attentionWorker, u *unit, s int, out *partial) 
 	}
 	lo := s * splitGroups
 	groups := min(splitGroups, u.groups-lo)
-	for i := range min(groups+1, u.groups-lo) {
+	known := min(groups+t.ahead, u.groups-lo)
+	for i := range known {
 		w.keys[i] = c.keys(layer, blocks, lo+i, u.head)
 	}
 
 	for i, keys := range w.keys[:groups] {
-		next := c.values(w.keys[0])
-		if i+1 < groups {
-			next = w.keys[i+1]
+		next := keys
+		if at := i + t.ahead; at < groups {
+			next = w.keys[at]
+		} else if at < 2*groups {
+			next = c.values(w.keys[at-groups])
 		}
 		scores(&w.p[i*groupPositions], keys, &w.q[0], c.pairs, next)
 	}
@@ -359,15 +365,13 @@ func (t *attentionTask) split(w *attentionWorker, u *unit, s int, out *partial) 
 
 	clear(out.acc[:c.chunks*u.rows*chunkDims])
 	for i, keys := range w.keys[:groups] {
-		values := c.values(keys)
-		next := values
-		switch {
-		case i+1 < groups:
-			next = c.values(w.keys[i+1])
-		case lo+groups < u.groups:
-			next = w.keys[groups]
+		next := keys
+		if at := i + t.ahead; at < groups {
+			next = c.values(w.keys[at])
+		} else if at < known {
+			next = w.keys[at]
 		}
-		mix(&out.acc[0], values, &w.p[i*groupPositions], c.chunks, next)
+		mix(&out.acc[0], c.values(keys), &w.p[i*groupPositions], c.chunks, next)
 	}
 }
 
@@ -391,8 +395,12 @@ func (t *attentionTask) mask(p []float32, first, last, lane int) {
 func (t *attentionTask) merge(w *attentionWorker, u *unit, part *partial) {
 	for r := range u.queries {
 		largest := max(w.acc.max[r], part.max[r])
-		w.a[r], w.b[r] = exp(w.acc.max[r]-largest), exp(part.max[r]-largest)
+		w.a[r], w.b[r] = w.acc.max[r]-largest, part.max[r]-largest
 		w.acc.max[r] = largest
+	}
+	t.b.kernels.exp(&w.a[0], &w.a[0], u.queries)
+	t.b.kernels.exp(&w.b[0], &w.b[0], u.queries)
+	for r := range u.queries {
 		w.acc.sum[r] = float32(w.acc.sum[r]*w.a[r]) + float32(part.sum[r]*w.b[r])
 	}
 	t.k.merge(&w.acc.acc[0], &part.acc[0], &w.a[0], &w.b[0], u.rows, t.c.chunks)
