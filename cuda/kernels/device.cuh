@@ -36,6 +36,14 @@ static __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&
 	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// stream loads what is read once, without keeping it in the first cache.
+static __device__ __forceinline__ uint4 stream(const uint4 *p) {
+	uint4 v;
+	asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+	             : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+	return v;
+}
+
 // cp_async16 copies 16 bytes to shared memory, of which the first so many come
 // from global memory and the rest are zero; it is done when cp_async_wait says so.
 static __device__ __forceinline__ void cp_async16(void *shared, const void *global, int bytes) {

@@ -12,6 +12,11 @@ constexpr int slices = 8;
 static __device__ __forceinline__ int slice_begin(int s, int ktiles) { return (int)((int64_t)ktiles * s / slices); }
 
 static __device__ __forceinline__ void load_weights(uint32_t (&a)[4], const uint4 *p) {
+	uint4 v = stream(p);
+	a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
+}
+
+static __device__ __forceinline__ void read_weights(uint32_t (&a)[4], const uint4 *p) {
 	uint4 v = *p;
 	a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
 }
@@ -50,21 +55,31 @@ static __device__ __forceinline__ void linear_decode(float *dst, int width, cons
 	int ktiles = (inputs + 15) / 16, mtiles = mtile_count(outputs, epilogue), m0 = blockIdx.x * MT;
 	float acc[MT][NT][4] = {};
 
+	// Depth tiles are under way at once for each lane: enough bytes in flight
+	// to hide the latency of memory. The last round loads its last tile again
+	// rather than branch.
+	constexpr int depth = MT * NT >= 4 ? 2 : 8 / (MT * NT);
+	const uint4 *weights[MT];
+#pragma unroll
+	for (int m = 0; m < MT; m++) weights[m] = w + (int64_t)min(m0 + m, mtiles - 1) * ktiles * 32 + lane;
 	int end = slice_begin(warp + 1, ktiles);
-#pragma unroll 4
-	for (int k = slice_begin(warp, ktiles); k < end; k++) {
-		uint32_t a[MT][4];
+	for (int k0 = slice_begin(warp, ktiles); k0 < end; k0 += depth) {
+		uint32_t a[depth][MT][4];
 #pragma unroll
-		for (int m = 0; m < MT; m++) {
-			int mt = min(m0 + m, mtiles - 1);
-			load_weights(a[m], w + ((int64_t)mt * ktiles + k) * 32 + lane);
-		}
+		for (int i = 0; i < depth; i++)
 #pragma unroll
-		for (int t = 0; t < NT; t++) {
-			uint4 b = {0, 0, 0, 0};
-			if (t * 8 + lane / 4 < n) b = x[((int64_t)t * ktiles + k) * 32 + lane];
+			for (int m = 0; m < MT; m++) load_weights(a[i][m], weights[m] + (int64_t)min(k0 + i, end - 1) * 32);
 #pragma unroll
-			for (int m = 0; m < MT; m++) mma_split(acc[m][t], a[m], b);
+		for (int i = 0; i < depth; i++) {
+			int k = k0 + i;
+			if (k >= end) break;
+#pragma unroll
+			for (int t = 0; t < NT; t++) {
+				uint4 b = {0, 0, 0, 0};
+				if (t * 8 + lane / 4 < n) b = x[((int64_t)t * ktiles + k) * 32 + lane];
+#pragma unroll
+				for (int m = 0; m < MT; m++) mma_split(acc[m][t], a[i][m], b);
+			}
 		}
 	}
 #pragma unroll
@@ -166,7 +181,7 @@ KERNEL(256, linear_prefill, float *dst, int width, const uint4 *w, const uint4 *
 			}
 			uint32_t a[2][4];
 #pragma unroll
-			for (int m = 0; m < 2; m++) load_weights(a[m], from + (k * block_mtiles + wm + m) * 32 + lane);
+			for (int m = 0; m < 2; m++) read_weights(a[m], from + (k * block_mtiles + wm + m) * 32 + lane);
 #pragma unroll
 			for (int t = 0; t < 4; t++) {
 				uint4 b = from[(stage_tiles * block_mtiles + k * block_ntiles + wn + t) * 32 + lane];

@@ -6,11 +6,13 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -56,88 +58,112 @@ func library(sources map[string]string) (string, error) {
 	}
 
 	names := make([]string, 0, len(all))
+	headers := sha256.New()
+	fmt.Fprintf(headers, "%s\n%q %q\n", version, flags, kernelFlags)
 	for name := range all {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	h := sha256.New()
-	fmt.Fprintf(h, "%s\n%q %q\n", version, flags, kernelFlags)
 	for _, name := range names {
-		fmt.Fprintf(h, "%q %d\n%s", name, len(all[name]), all[name])
+		if !compiled(name) {
+			fmt.Fprintf(headers, "%q %d\n%s", name, len(all[name]), all[name])
+		}
+	}
+	whole := sha256.New()
+	whole.Write(headers.Sum(nil))
+	for _, name := range names {
+		fmt.Fprintf(whole, "%q %d\n%s", name, len(all[name]), all[name])
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		cache = os.TempDir()
 	}
-	dir := filepath.Join(cache, "batchproof", "sim-"+hex.EncodeToString(h.Sum(nil)[:12]))
-	target := filepath.Join(dir, "kernels.so")
+	cache = filepath.Join(cache, "batchproof", "sim")
+	target := filepath.Join(cache, key(whole.Sum(nil))+".so")
 	if _, err := os.Stat(target); err == nil {
 		return target, nil
 	}
 
 	// Sources stay beside the library: errors point into them.
+	dir := filepath.Join(cache, "headers-"+key(headers.Sum(nil)))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("sim: %w", err)
 	}
 	for _, name := range names {
-		if err := replace(filepath.Join(dir, name), []byte(all[name])); err != nil {
-			return "", fmt.Errorf("sim: %w", err)
+		if !compiled(name) {
+			if err := replace(filepath.Join(dir, name), []byte(all[name])); err != nil {
+				return "", fmt.Errorf("sim: %w", err)
+			}
 		}
 	}
-	work, err := os.MkdirTemp(dir, "build-")
-	if err != nil {
-		return "", fmt.Errorf("sim: %w", err)
-	}
-	defer os.RemoveAll(work)
-	objects, err := compile(compiler, dir, work, names)
+	objects, err := compile(compiler, dir, names, all)
 	if err != nil {
 		return "", err
 	}
-	so := filepath.Join(work, "kernels.so")
-	args := append([]string{"-shared", "-Wl,-Bsymbolic", "-o", so}, objects...)
+	temporary := fmt.Sprintf("%s.%d", target, os.Getpid())
+	args := append([]string{"-shared", "-Wl,-Bsymbolic", "-o", temporary}, objects...)
 	if out, err := exec.Command(compiler, append(args, "-lm", "-ldl")...).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("sim: link: %w\n%s", err, out)
 	}
-	return target, os.Rename(so, target)
+	return target, os.Rename(temporary, target)
 }
 
-// compile makes one object of each source, two at a time.
-func compile(compiler, dir, work string, names []string) ([]string, error) {
+// compiled says whether a source is a unit of its own, rather than a header.
+func compiled(name string) bool { return slices.Contains([]string{".cu", ".cc"}, filepath.Ext(name)) }
+
+func key(sum []byte) string { return hex.EncodeToString(sum[:12]) }
+
+// compile makes one object of each unit, as many at a time as there are
+// processors. dir holds the headers; objects stay there, by their source's content.
+func compile(compiler, dir string, names []string, all map[string]string) ([]string, error) {
 	var (
 		objects []string
 		errs    = make([]error, len(names))
-		slots   = make(chan struct{}, 2)
+		slots   = make(chan struct{}, runtime.GOMAXPROCS(0))
 		wg      sync.WaitGroup
 	)
 	for i, name := range names {
-		args := append([]string(nil), flags...)
-		switch filepath.Ext(name) {
-		case ".cu":
-			args = append(append(args, kernelFlags...), "-x", "c++")
-		case ".cc":
-		default:
+		if !compiled(name) {
 			continue
 		}
-		object := filepath.Join(work, name+".o")
+		sum := sha256.Sum256([]byte(all[name]))
+		folder := filepath.Join(dir, key(sum[:]))
+		object := filepath.Join(folder, name+".o")
 		objects = append(objects, object)
+		if _, err := os.Stat(object); err == nil {
+			continue
+		}
 		wg.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			args = append(args, "-I", dir, "-c", filepath.Join(dir, name), "-o", object)
-			if out, err := exec.Command(compiler, args...).CombinedOutput(); err != nil {
-				errs[i] = fmt.Errorf("sim: compile %s: %w\n%s", name, err, out)
-			} else if len(out) > 0 {
-				errs[i] = fmt.Errorf("sim: compile %s: a warning is an error:\n%s", name, out)
-			}
+			errs[i] = compileOne(compiler, dir, folder, name, all[name], object)
 		})
 	}
 	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return nil, err
-		}
+	return objects, errors.Join(errs...)
+}
+
+func compileOne(compiler, dir, folder, name, text, object string) error {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return fmt.Errorf("sim: %w", err)
 	}
-	return objects, nil
+	source := filepath.Join(folder, name)
+	if err := replace(source, []byte(text)); err != nil {
+		return fmt.Errorf("sim: %w", err)
+	}
+	args := append([]string(nil), flags...)
+	if filepath.Ext(name) == ".cu" {
+		args = append(append(args, kernelFlags...), "-x", "c++")
+	}
+	temporary := fmt.Sprintf("%s.%d", object, os.Getpid())
+	out, err := exec.Command(compiler, append(args, "-I", dir, "-c", source, "-o", temporary)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("sim: compile %s: %w\n%s", name, err, out)
+	}
+	if len(out) > 0 {
+		return fmt.Errorf("sim: compile %s: a warning is an error:\n%s", name, out)
+	}
+	return os.Rename(temporary, object)
 }
 
 // replace writes a file in one go, since other processes may build the same.

@@ -24,7 +24,7 @@ WHEELS = {
     "nvidia-cuda-nvcc-cu12==12.0.140": "958d54df87d0c0b7207e7fed403d6eeda0890a01cc44cfeaccf87c7f90e9b165",
 }
 ARCHITECTURES = ["80", "90"]
-OPTIONS = ["--std=c++17", "--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false", "--extra-device-vectorization"]
+OPTIONS = ["--std=c++17", "--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"]
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCES = os.path.dirname(HERE)

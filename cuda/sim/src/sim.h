@@ -113,6 +113,7 @@ static inline unsigned atomicAdd(unsigned *p, unsigned v) { return sim_atomic_ad
 static inline unsigned atomicMax(unsigned *p, unsigned v) { return sim_atomic_max(p, v); }
 
 static inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { sim_mma_bf16(d, a, b); }
+static inline uint4 stream(const uint4 *p) { return *p; }
 static inline void cp_async16(void *shared, const void *global, int bytes) { sim_cp_async16(shared, global, bytes); }
 static inline void cp_async_commit() { sim_cp_async_commit(); }
 template <int N> static inline void cp_async_wait() { sim_cp_async_wait(N); }
