@@ -21,6 +21,10 @@ sweep: CHECKPOINT = random:llama-3.2-1b
 sweep: ## static-batching sweep and head-of-line blocking run (Llama-3.2-1B shape)
 	$(SUITE) -run '^(TestBatchSweep|TestHeadOfLineBlocking)$$' $(FLAGS)
 
+.PHONY: serve
+serve: ## open-loop serving under each policy, and a plan for larger sizes (some 2 minutes)
+	$(SUITE) -run '^(TestServing|TestPlanByVirtualClock)$$' $(FLAGS)
+
 .PHONY: bench
 bench: ## benchmarks in Go benchmark format, compared by mode
 	@mkdir -p $(RESULTS)

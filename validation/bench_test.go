@@ -40,7 +40,7 @@ func openBench(opt Options) (*benchStand, error) {
 	}
 	rows := max(opt.MaxBatchSize, slices.Max(opt.Sizes))
 	stand, err := Open(&opt, opt.Checkpoint, Shape{
-		Rows: rows, Context: max(opt.PromptLength+max(opt.MaxTokens, opt.LongTokens), slices.Max(prefillTokens)),
+		Rows: rows, Context: max(opt.PromptLength+max(opt.MaxTokens, opt.LongTokens), slices.Max(prefillTokens), opt.servingShape().Context),
 		StepTokens: max(opt.Budget(), rows*opt.PromptLength, rows-1+chunkSize), BlockSize: opt.BlockSize,
 	})
 	if err != nil {

@@ -97,19 +97,42 @@
 // seconds that each cost the batch arm beyond what would have met the target, as
 // the meter saw them, and the dearest is named.
 //
+// # The serving scenario
+//
+// Requests of mixed lengths come in open loop, however slow the answers are, at
+// the same instants and with the same prompts under each policy: serial, static,
+// continuous, and continuous once more with prompts that are not cut into chunks.
+// Rate, limits and number of requests are chosen by a calibration unless they are
+// given, and printed. Nothing is reported unless every request succeeded, and the
+// policies drew the same tokens.
+//
+// TTFT runs from the submission to the first token, E2EL to the return of the
+// request (in a static batch, that of its slowest row); TPOT is (E2EL − TTFT) ÷
+// (tokens − 1); ITL are the gaps between tokens. A percentile is the nearest-rank
+// one over the requests (ITL: the gaps) of all runs, rounded up by less than
+// 1/128. Goodput counts the requests that kept every limit, per second from the
+// first submission to the last return. Requests of a run are correlated, so the
+// figures have no bounds: they describe, and decide nothing.
+//
+// The plan by virtual clock fits the cost of a step to recorded ones, says how far
+// the fit is off on runs that it has not seen, and simulates the same scheduler
+// over that cost at sizes which the machine cannot run.
+//
 // # What is kept
 //
 // results/<UTC time>/ holds environment.json, single_latency.txt and
 // concurrent_throughput.txt (what was printed), results.json (every raw sample,
 // see [Results]) and bench.txt (the same samples in Go benchmark format:
-// `go tool benchstat -col /mode bench.txt` compares the arms). It is proven
+// `go tool benchstat -col /mode bench.txt` compares the arms), for the serving
+// scenario serving.txt, serving.csv and serving_plan.txt. It is proven
 // writable before anything is loaded, and written after every block, so that an
 // interrupted run keeps what it measured. A judgement is a function of the
 // record alone: -replay FILE judges recorded samples again.
 //
 // # What this package does not do
 //
-// It does not serve, compare machines in absolute time, or average verdicts.
-// It measures a closed set of requests of equal length: what it says of mixed
-// lengths is in the blocking run (package sweep), and of arrivals nothing.
+// It does not compare machines in absolute time, or average verdicts. The
+// criteria measure a closed set of requests of equal length: of mixed lengths
+// the blocking run speaks (package sweep), of arrivals the serving scenario, and
+// neither has a verdict.
 package validation

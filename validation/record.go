@@ -14,15 +14,17 @@ const SchemaVersion = 1
 // instants of a run are nanoseconds since its arm began; all else has its unit
 // in its name.
 type Results struct {
-	Schema      int          `json:"schema"`
-	Started     time.Time    `json:"started"`
-	Finished    *time.Time   `json:"finished,omitempty"` // absent while running, and if the run died
-	Interrupted bool         `json:"interrupted,omitempty"`
-	Environment Environment  `json:"environment"`
-	Model       *ModelInfo   `json:"model,omitempty"` // of the criteria
-	Options     Options      `json:"options"`
-	Criteria    []*Record    `json:"criteria"`
-	Sweep       *SweepRecord `json:"sweep,omitempty"`
+	Schema      int            `json:"schema"`
+	Started     time.Time      `json:"started"`
+	Finished    *time.Time     `json:"finished,omitempty"` // absent while running, and if the run died
+	Interrupted bool           `json:"interrupted,omitempty"`
+	Environment Environment    `json:"environment"`
+	Model       *ModelInfo     `json:"model,omitempty"` // of the criteria
+	Options     Options        `json:"options"`
+	Criteria    []*Record      `json:"criteria"`
+	Sweep       *SweepRecord   `json:"sweep,omitempty"`
+	Serving     *ServingRecord `json:"serving,omitempty"`
+	Plan        *ServingPlan   `json:"serving_plan,omitempty"`
 }
 
 // SweepRecord holds the samples of static batching.

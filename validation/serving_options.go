@@ -38,7 +38,9 @@ func (o *ServingOptions) validate(bad func(string, ...any), least func(string, i
 	if !(o.Rate >= 0) || o.Rate > 1e9 {
 		bad("-rate %v: want requests a second, or 0 for a share of the capacity", o.Rate)
 	}
-	least("requests", o.Requests, 0, "")
+	if o.Requests == 1 || o.Requests < 0 {
+		bad("-requests %d: want at least 2, since a rate takes two, or 0 for as many as the time allows", o.Requests)
+	}
 	least("plan-requests", o.PlanRequests, 1, "")
 	for _, l := range []struct {
 		name  string

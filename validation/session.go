@@ -214,7 +214,7 @@ func (s *Session) Close() error {
 		return nil
 	}
 	err := s.unload()
-	if len(s.results.Criteria) == 0 && s.results.Sweep == nil {
+	if len(s.results.Criteria) == 0 && s.results.Sweep == nil && s.results.Serving == nil && s.results.Plan == nil {
 		return errors.Join(err, s.store.Discard())
 	}
 	now := time.Now()
