@@ -25,7 +25,7 @@ func WriteUnits(w io.Writer) {
 func WriteConfig(w io.Writer, e *Environment, model string) {
 	for _, line := range [][2]string{
 		{"model", model}, {"engine", e.Backend}, {"commit", e.Commit}, {"kernel", e.Kernel},
-		{"cores", fmt.Sprint(e.Cores)},
+		{"cores", fmt.Sprint(e.Cores)}, {"memory", MemorySize(e.MemoryBytes)},
 	} {
 		if line[1] != "" {
 			fmt.Fprintf(w, "%s: %s\n", line[0], line[1])

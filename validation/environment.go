@@ -1,6 +1,8 @@
 package validation
 
 import (
+	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -117,6 +119,24 @@ func memoryBytes() int64 {
 		return 0
 	}
 	return kb << 10
+}
+
+// MemorySize names a memory by the nearest size that is sold, 2ⁿ or 1.5·2ⁿ GiB:
+// firmware and kernel keep a part that differs from start to start.
+func MemorySize(bytes int64) string {
+	if bytes <= 0 {
+		return ""
+	}
+	gib := float64(bytes) / (1 << 30)
+	best := 0.5
+	for size := 0.5; size < 1<<20; size *= 2 {
+		for _, s := range []float64{size, 1.5 * size} {
+			if math.Abs(math.Log(gib/s)) < math.Abs(math.Log(gib/best)) {
+				best = s
+			}
+		}
+	}
+	return fmt.Sprintf("%g GiB", best)
 }
 
 // ModuleRoot walks up to the folder of go.mod: tests run in their package's
