@@ -1,0 +1,351 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/batchproof/batchproof/cuda/kernels"
+	"github.com/batchproof/batchproof/cuda/sim"
+	"github.com/batchproof/batchproof/engine/backend"
+	"github.com/batchproof/batchproof/engine/ref"
+	"github.com/batchproof/batchproof/engine/weights"
+)
+
+// A probe takes one group of kernels through the shapes at which they can go
+// wrong, on a backend and on the oracle alike. It is small, because it runs
+// once for each seeded bug; the conformance suite is the thorough test.
+type probe struct {
+	b   backend.Backend
+	out [][]float32
+	set weights.Set
+	n   int
+}
+
+const probeSeed = 11
+
+// values are drawn by a counter, so that two probes have the same.
+func (p *probe) values(n int) []float32 {
+	p.n++
+	rng := rand.New(rand.NewPCG(probeSeed, uint64(p.n)))
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(rng.NormFloat64())
+	}
+	return x
+}
+
+// source is a tensor in memory; uniform ones come from package weights.
+type source struct {
+	shape []int
+	dtype backend.DType
+	x     []float32
+}
+
+func (s *source) Name() string         { return "probe" }
+func (s *source) Shape() []int         { return s.shape }
+func (s *source) DType() backend.DType { return s.dtype }
+func (s *source) ReadF32(dst []float32, offset int) error {
+	copy(dst, s.x[offset:])
+	return nil
+}
+func (s *source) ReadBF16(dst []uint16, offset int) error {
+	backend.RoundBF16(dst, s.x[offset:offset+len(dst)])
+	return nil
+}
+
+func (p *probe) source(dtype backend.DType, shape ...int) backend.Source {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	s := &source{shape: shape, dtype: dtype, x: p.values(n)}
+	if dtype == backend.BF16 {
+		for i, v := range s.x {
+			s.x[i] = backend.DecodeBF16(backend.EncodeBF16(v))
+		}
+	}
+	return s
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err) // probes recover
+	}
+	return v
+}
+
+func (p *probe) vector(n int) backend.Vector { return must(p.b.NewVector(p.source(backend.F32, n))) }
+
+// buffer holds random rows, put there by Embed.
+func (p *probe) buffer(tokens, width int) backend.Buffer {
+	table := must(p.b.NewMatrix(backend.Stacked, p.source(backend.F32, tokens, width)))
+	b := must(p.b.NewBuffer(tokens, width))
+	p.begin(tokens)
+	p.b.Embed(b, table)
+	return b
+}
+
+// begin starts a step of rows of one token; token i is number i.
+func (p *probe) begin(n int) {
+	step := &backend.Step{}
+	for i := range n {
+		step.Tokens = append(step.Tokens, int32(i))
+		step.Rows = append(step.Rows, backend.Row{First: i, Count: 1, Blocks: []int32{int32(i)}})
+	}
+	p.b.Begin(step)
+}
+
+func (p *probe) read(b backend.Buffer, tokens int) {
+	for i := range tokens {
+		row := make([]float32, b.Width())
+		if err := p.b.Read(row, b, i); err != nil {
+			panic(err)
+		}
+		p.out = append(p.out, row)
+	}
+}
+
+var probes = map[string]func(p *probe){
+	"weights": func(p *probe) {
+		for _, name := range []string{"a", "b"} {
+			src, _ := p.set.Lookup(name)
+			table := must(p.b.NewMatrix(backend.Stacked, src, p.source(src.DType(), 3, src.Shape()[1])))
+			b := must(p.b.NewBuffer(table.Outputs(), table.Inputs()))
+			p.begin(table.Outputs())
+			p.b.Embed(b, table)
+			p.read(b, table.Outputs())
+		}
+		// An f32 matrix with a part in bf16.
+		a, _ := p.set.Lookup("a")
+		mixed := must(p.b.NewMatrix(backend.Stacked, a, p.source(backend.F32, 2, 21)))
+		b := must(p.b.NewBuffer(mixed.Outputs(), 21))
+		p.begin(mixed.Outputs())
+		p.b.Embed(b, mixed)
+		p.read(b, mixed.Outputs())
+	},
+	"rows": func(p *probe) {
+		table := must(p.b.NewMatrix(backend.Stacked, p.source(backend.BF16, 20, 333)))
+		b := must(p.b.NewBuffer(20, 333))
+		few := must(p.b.NewBuffer(3, 333))
+		p.begin(20)
+		p.b.Embed(b, table)
+		p.b.Gather(few, b, []int32{19, 0, 7})
+		p.read(b, 20)
+		p.read(few, 3)
+	},
+	"linear": func(p *probe) {
+		for _, dtype := range []backend.DType{backend.BF16, backend.F32} {
+			for _, c := range []struct{ tokens, outputs, inputs int }{
+				{1, 21, 40}, {5, 70, 300}, {8, 150, 40}, {11, 30, 150}, {16, 90, 40}, {70, 150, 333},
+			} {
+				norm := &backend.Norm{Weight: p.vector(c.inputs), Eps: 1e-6, Offset: 1}
+				src, dst := p.buffer(c.tokens, c.inputs), p.buffer(c.tokens, c.outputs)
+				w := must(p.b.NewMatrix(backend.Stacked, p.source(dtype, c.outputs, c.inputs)))
+				p.b.Linear(dst, src, c.tokens, w, backend.LinearOptions{Norm: norm})
+				p.b.Linear(dst, src, c.tokens, w, backend.LinearOptions{Epilogue: backend.Add})
+				p.read(dst, c.tokens)
+				half := p.buffer(c.tokens, c.outputs/2)
+				w = must(p.b.NewMatrix(backend.GateUp, p.source(dtype, c.outputs/2, c.inputs), p.source(dtype, c.outputs/2, c.inputs)))
+				p.b.Linear(half, src, c.tokens, w, backend.LinearOptions{Norm: norm, Epilogue: backend.SwiGLU})
+				p.read(half, c.tokens)
+			}
+		}
+	},
+	"attention": func(p *probe) {
+		for i, dtype := range []backend.DType{backend.BF16, backend.F32} {
+			const nq, nkv, dim = 4, 2, 20
+			cache := must(p.b.NewKVCache(backend.KVSpec{Layers: 2, Blocks: 40, BlockSize: 7, KVHeads: nkv, HeadDim: dim, DType: dtype}))
+			a := &backend.Attention{
+				Layer: 1, Heads: nq, KVHeads: nkv, HeadDim: dim, Scale: 0.2, Gated: i == 0,
+				Rope:  must(p.b.NewRope([]float32{1, 0.1, 0.01}, 300)),
+				QNorm: &backend.Norm{Weight: p.vector(dim), Eps: 1e-6, Offset: 1},
+				KNorm: &backend.Norm{Weight: p.vector(dim), Eps: 1e-5, Offset: 1},
+			}
+			width := (nq + 2*nkv) * dim
+			if a.Gated {
+				width += nq * dim
+			}
+			var blocks []int32
+			for j := range 40 {
+				blocks = append(blocks, int32((j*7+3)%40))
+			}
+			// A prompt beyond a split, then decode steps beside a young sequence.
+			src, dst := p.buffer(140, width), must(p.b.NewBuffer(140, nq*dim))
+			p.b.Begin(&backend.Step{Tokens: make([]int32, 140), Rows: []backend.Row{{Count: 140, Blocks: blocks[:20], Prompt: true}}})
+			p.b.Attention(dst, src, a, cache)
+			p.read(dst, 140)
+			p.b.Begin(&backend.Step{Tokens: make([]int32, 5), Rows: []backend.Row{
+				{Count: 1, Start: 140, Blocks: blocks[:21]}, {First: 1, Count: 4, Blocks: blocks[21:22], Prompt: true}}})
+			p.b.Attention(dst, src, a, cache)
+			p.read(dst, 5)
+		}
+	},
+	"delta": func(p *probe) {
+		spec := backend.DeltaSpec{Layers: 2, Slots: 3, KeyHeads: 2, ValueHeads: 4, KeyDim: 18, ValueDim: 40, ConvWidth: 4}
+		state := must(p.b.NewDeltaState(spec))
+		g := &backend.GatedDelta{
+			Layer: 1, Conv: p.vector(spec.ConvDim() * 4), ALog: p.vector(4), DTBias: p.vector(4),
+			Norm: backend.Norm{Weight: p.vector(40), Eps: 1e-6},
+		}
+		src, dst := p.buffer(12, spec.ProjDim()), must(p.b.NewBuffer(12, 160))
+		p.b.ResetSlot(state, 0)
+		p.b.ResetSlot(state, 2)
+		for range 2 {
+			p.b.Begin(&backend.Step{Tokens: make([]int32, 12), Rows: []backend.Row{
+				{Count: 1, Slot: 2}, {First: 1, Count: 11, Slot: 0, Prompt: true}}})
+			p.b.GatedDelta(dst, src, g, state)
+			p.read(dst, 12)
+		}
+	},
+	"sample": func(p *probe) {
+		const rows, vocab = 9, 5001
+		logits := p.buffer(rows, vocab)
+		out := make([]int32, rows)
+		if err := p.b.Sample(out, logits, make([]backend.Sampling, rows)); err != nil {
+			panic(err)
+		}
+		for _, t := range out {
+			p.out = append(p.out, []float32{float32(t)})
+		}
+		// The largest logit twice: the first of them wins.
+		x := make([]float32, vocab)
+		x[2900], x[4100], x[300] = 5, 5, 4
+		table := must(p.b.NewMatrix(backend.Stacked, &source{shape: []int{1, vocab}, x: x}))
+		p.begin(1)
+		p.b.Embed(logits, table)
+		if err := p.b.Sample(out[:1], logits, make([]backend.Sampling, 1)); err != nil {
+			panic(err)
+		}
+		p.out = append(p.out, []float32{float32(out[0])})
+	},
+}
+
+// run is what a probe reads, or the fault that ended it.
+func runProbe(name string, b backend.Backend) (out [][]float32, err error) {
+	set, err := weights.Random(5, []weights.Spec{
+		{Name: "a", Shape: []int{17, 21}, DType: backend.BF16, Low: -1, High: 1},
+		{Name: "b", Shape: []int{18, 22}, DType: backend.F32, Low: -1, High: 1},
+	})
+	if err != nil {
+		return nil, err
+	}
+	p := &probe{b: b, set: set}
+	defer func() {
+		if r := recover(); r != nil {
+			e, ok := r.(error)
+			if !ok {
+				panic(r)
+			}
+			out, err = nil, e
+		}
+	}()
+	probes[name](p)
+	return p.out, nil
+}
+
+var errDiffers = errors.New("differs from the oracle")
+
+// holds compares a probe on the simulator, with the given sources, to the oracle.
+func holds(t *testing.T, name string, want [][]float32, sources map[string]string) error {
+	b := openSim(t, sim.Options{Sources: sources})
+	defer b.Close()
+	got, err := runProbe(name, b)
+	if err != nil {
+		return err
+	}
+	for i := range want {
+		size := 0.0
+		for _, v := range want[i] {
+			size = max(size, math.Abs(float64(v)))
+		}
+		for j := range want[i] {
+			if d := math.Abs(float64(got[i][j]) - float64(want[i][j])); !(d <= 1e-4*(1+size)) {
+				return fmt.Errorf("%w: row %d, column %d: %g, want %g", errDiffers, i, j, got[i][j], want[i][j])
+			}
+		}
+	}
+	return nil
+}
+
+// seeded are bugs, each a change of one line of a kernel, and what finds them.
+var seeded = []struct {
+	file, bug, old, new string
+	found               string // part of the error
+}{
+	{"weights", "wrong index: rows of a part begin at 0", "first + row, form), k, (inputs + 15) / 16)] = pair;\n}\n\nKERNEL(256, random_bf16", "row, form), k, (inputs + 15) / 16)] = pair;\n}\n\nKERNEL(256, random_bf16", "differs"},
+	{"weights", "unmasked tail of the inputs", "k + 1 < inputs ? (uint32_t)p[1] << 16 : 0", "(uint32_t)p[1] << 16", ""},
+	{"weights", "random bits of the wrong element", "(16 * (i % 4))", "(16 * (i % 2))", "differs"},
+	{"weights", "rounding left out", "round ? widen(narrow(v)) : v", "v", "differs"},
+
+	{"rows", "wrong index: neighbouring inputs swapped", "out[k] = widen((uint16_t)pair);", "out[k] = widen((uint16_t)(pair >> 16));", "differs"},
+	{"rows", "unmasked tail of a row", "if (k + 1 < inputs) out[k + 1]", "out[k + 1]", ""},
+	{"rows", "gather of the wrong row", "src + (int64_t)tokens[blockIdx.x] * width", "src + (int64_t)blockIdx.x * width", "differs"},
+
+	{"linear", "missing barrier before the slices are added", "	__syncthreads();\n\n	// Accumulator r", "\n	// Accumulator r", "shared memory"},
+	{"linear", "race: two slices in one place", "partial[((warp * MT + m) * NT + t) * 128", "partial[((warp / 2 * MT + m) * NT + t) * 128", "race on shared memory"},
+	{"linear", "unmasked tail of the outputs", "if (token >= n || out >= outputs || (epilogue == 2 && r >= 2)) continue;\n		float", "if (token >= n || (epilogue == 2 && r >= 2)) continue;\n		float", ""},
+	{"linear", "unmasked tail of the tokens", "if (token >= n || out >= outputs || (epilogue == 2 && r >= 2)) continue;\n		float", "if (out >= outputs || (epilogue == 2 && r >= 2)) continue;\n		float", ""},
+	{"linear", "low parts forgotten", "	mma_bf16(d, a, low);\n", "", "differs"},
+	{"linear", "up read from gate", "up = partial[i + 64];", "up = partial[i];", "differs"},
+	{"linear", "prefill: copies not waited for", "cp_async_wait<stages - 2>();", "cp_async_wait<stages - 1>();", "nothing has written"},
+	{"linear", "prefill: missing barrier between stages", "		__syncthreads();  // stage", "		// stage", "shared memory"},
+	{"linear", "prefill: a stage too few in the ring", "(step + stages - 1) % stages", "(step + stages - 1) % (stages - 1)", ""},
+	{"linear", "prefill: wrong tile of tokens", "int token = (n0 + wn + t) * 8", "int token = (n0 + wn + t / 2 * 2) * 8", ""},
+	{"linear", "f32: unmasked tail of the tokens", "if (lane == t && t < count)", "if (lane == t)", ""},
+	{"linear", "f32: a lane too far", "for (int k = lane; k < quads; k += 32) {", "for (int k = lane; k <= quads; k += 32) {", ""},
+
+	{"attention", "wrong index: rotation by the next pair", "angles[2 * (d % half)], s = angles[2 * (d % half) + 1]", "angles[2 * (d % half)], s = angles[2 * (d % half)]", "differs"},
+	{"attention", "missing warp barrier before the rotation", "	__syncwarp();\n	int turning", "	int turning", ""},
+	{"attention", "wrong KV head", "nkv, h / (nq / nkv), dim,\n		                             block_size", "nkv, h % nkv, dim,\n		                             block_size", "differs"},
+	{"attention", "not causal: the next position is seen", "int context = positions[t] + 1;\n	softmax s", "int context = positions[t] + 2;\n	softmax s", ""},
+	{"attention", "missing barrier between score and sum", "	__syncthreads();\n	softmax s;\n	float score", "	softmax s;\n	float score", "shared memory"},
+	{"attention", "missing barrier between splits", "		__syncthreads();\n		softmax part", "		softmax part", "race on shared memory"},
+	{"attention", "unmasked tail of a split", "float score = thread < count ? scores[thread] : -INFINITE;", "float score = scores[thread];", ""},
+	{"attention", "merge without rescaling", "s.sum = fmaf(next.sum, b, s.sum * a);", "s.sum = fmaf(next.sum, b, s.sum);", "differs"},
+
+	{"delta", "convolution with the taps reversed", "weight[c * taps + tap]", "weight[c * taps + taps - 1 - tap]", "differs"},
+	{"delta", "convolution state not moved on", "past[tap * channels] = x[j];", "past[tap * channels] = x[max_taps - 2];", "differs"},
+	{"delta", "unmasked tail of the channels", "	if (c >= channels) return;\n	float *past", "	float *past", ""},
+	{"delta", "missing barrier after the norms", "		__syncthreads();\n		float beta", "		float beta", "shared memory"},
+	{"delta", "missing barrier before the sum", "		__syncthreads();\n		kS = partial", "		kS = partial", "shared memory"},
+	{"delta", "wrong key head", "int h = j / (value_heads / key_heads);", "int h = j % key_heads;", "differs"},
+	{"delta", "unmasked tail of the value dims", "if (r < dk && column < dv) own[r * dv] = S[i];", "if (r < dk) own[r * dv] = S[i];", ""},
+	{"delta", "decay after the update", "kS = fmaf(k[r], S[i], kS);", "kS = fmaf(k[r], S[i] / decay, kS);", "differs"},
+
+	{"sample", "last of the largest", "(a == b && i < j)", "(a == b && i > j)", "differs"},
+	{"sample", "missing barrier between warps", "	__syncthreads();\n	for (int w", "	for (int w", ""},
+	{"sample", "a share left out", "i += gridDim.x * 256)", "i += gridDim.x * 512)", "differs"},
+}
+
+// TestSeededBugs: each bug is found, so that a test which passes means something.
+func TestSeededBugs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles a library for each bug: run without -short")
+	}
+	want := make(map[string][][]float32)
+	for name := range probes {
+		out, err := runProbe(name, ref.New())
+		require.NoError(t, err)
+		want[name] = out
+		require.NoError(t, holds(t, name, out, nil), "%s, without a bug", name)
+	}
+	for _, s := range seeded {
+		t.Run(s.file+"/"+s.bug, func(t *testing.T) {
+			t.Parallel()
+			sources := kernels.Sources()
+			file := s.file + ".cu"
+			require.Equal(t, 1, strings.Count(sources[file], s.old), "the line to change in %s: %q", file, s.old)
+			sources[file] = strings.Replace(sources[file], s.old, s.new, 1)
+			err := holds(t, s.file, want[s.file], sources)
+			require.Error(t, err, "the bug is not found")
+			require.ErrorContains(t, err, s.found)
+			t.Log(err)
+		})
+	}
+}
