@@ -18,12 +18,7 @@ import (
 
 // serve loads a tiny model and takes it through prompts, decode steps and a
 // reset slot: every kind of call to a device.
-func serve(b backend.Backend, preset string, after func(step int)) ([][]int32, error) {
-	ck, err := model.Open("random:" + preset)
-	if err != nil {
-		return nil, err
-	}
-	defer ck.Close()
+func serve(b backend.Backend, ck *model.Checkpoint, after func(step int)) ([][]int32, error) {
 	e, err := engine.New(ck, b, engine.Options{MaxSequences: 2, MaxContext: 64, MaxStepTokens: 24})
 	if err != nil {
 		return nil, err
@@ -62,17 +57,24 @@ func serve(b backend.Backend, preset string, after func(step int)) ([][]int32, e
 	return out, nil
 }
 
+func checkpoint(t *testing.T, preset string) *model.Checkpoint {
+	ck, err := model.Open("random:" + preset)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, ck.Close()) })
+	return ck
+}
+
 // TestEveryFailure makes each call to the device fail in turn: the failure
 // comes back as one error, and all memory, graphs and the device are freed.
 func TestEveryFailure(t *testing.T) {
 	for _, preset := range []string{"llama-tiny", "qwen3.5-tiny"} {
-		total := 0
+		ck, total := checkpoint(t, preset), 0
 		for at := 0; at <= total; at++ {
 			dev := fake.New()
 			dev.FailAt = at
 			b, err := New(dev)
 			if err == nil {
-				_, err = serve(b, preset, nil)
+				_, err = serve(b, ck, nil)
 				err = errors.Join(err, b.Close())
 			}
 			if at == 0 {
@@ -116,7 +118,7 @@ func TestRefusals(t *testing.T) {
 		{"old driver", func(d *fake.Device) { d.Information.Driver = 11040 }, []string{"CUDA 11.4", "R525"}},
 		{"old device", func(d *fake.Device) { d.Information.Major, d.Information.Minor = 7, 5 }, []string{"7.5", "8.0"}},
 		{"missing kernel", func(d *fake.Device) { d.Refuse = "linear_prefill" }, []string{"linear_prefill"}},
-		{"no memory", func(d *fake.Device) { d.Bytes = 1 << 20 }, []string{"out of device memory", "staging needs 4.0 MiB", "1.0 MiB", "smaller"}},
+		{"no memory", func(d *fake.Device) { d.Bytes = 1 << 20 }, []string{"out of device memory", "staging needs 1.0 MiB", "1.0 MiB", "smaller"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dev := fake.New()
@@ -151,7 +153,7 @@ func TestGraphs(t *testing.T) {
 	b, err := New(dev)
 	require.NoError(t, err)
 	var runs, graphs []int
-	_, err = serve(b, "qwen3.5-tiny", func(int) { runs, graphs = append(runs, dev.Runs), append(graphs, dev.Graphs) })
+	_, err = serve(b, checkpoint(t, "qwen3.5-tiny"), func(int) { runs, graphs = append(runs, dev.Runs), append(graphs, dev.Graphs) })
 	require.NoError(t, err)
 	// Of the first six steps: the prompt, a decode step that is noted, then graphs.
 	assert.Equal(t, []int{0, 0, 1, 2, 3, 4}, graphs[:6])

@@ -26,7 +26,7 @@ type memory struct {
 	extra     int64 // of the workspace, beyond the largest buffer
 }
 
-const stagingBytes = 4 << 20
+const stagingBytes = 1 << 20
 
 func (m *memory) open(dev driver.Device) (err error) {
 	m.blocks = make(map[driver.Ptr]int64)

@@ -8,6 +8,7 @@ package fake
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"github.com/batchproof/batchproof/cuda/driver"
@@ -39,6 +40,7 @@ type Device struct {
 	fault   error
 	next    driver.Ptr
 	memory  map[driver.Ptr]int64
+	order   []driver.Ptr // all ever handed out, ascending
 	hosts   map[*byte]int
 	kernels []string
 	graphs  map[driver.Graph]*driver.List
@@ -115,6 +117,7 @@ func (d *Device) Alloc(bytes int64) (driver.Ptr, error) {
 	p := d.next
 	d.next += driver.Ptr(bytes+511) / 256 * 256
 	d.memory[p] = bytes
+	d.order = append(d.order, p)
 	d.used += bytes
 	return p, nil
 }
@@ -206,12 +209,13 @@ func (d *Device) run(l *driver.List) error {
 }
 
 func (d *Device) holds(p driver.Ptr, bytes uint64) bool {
-	for q, n := range d.memory {
-		if p >= q && uint64(p)+bytes <= uint64(q)+uint64(n) {
-			return true
+	i, found := slices.BinarySearch(d.order, p)
+	if !found {
+		if i--; i < 0 {
+			return false
 		}
 	}
-	return false
+	return uint64(p)+bytes <= uint64(d.order[i])+uint64(d.memory[d.order[i]])
 }
 
 // clear zeroes host memory that was handed out.
