@@ -26,14 +26,14 @@ func TestConformance(t *testing.T) {
 		})
 	}
 	for _, isa := range Supported() {
-		stride := 3
+		stride := 5
 		if isa == Generic {
-			stride = 12
+			stride = 16
 		}
 		run(isa, 1, stride)
 	}
-	run(Auto, 2, 8)
-	run(Auto, 5, 40)
+	run(Auto, 2, 12)
+	run(Auto, 5, 60)
 }
 
 // TestMixerKernelsAreGeneric holds all instruction sets to the bits of the

@@ -10,5 +10,5 @@ import (
 // TestConformance holds the oracle to the suite's own formulas.
 func TestConformance(t *testing.T) {
 	open := func(testing.TB) backend.Backend { return New() }
-	backendtest.RunWith(t, open, backendtest.Options{Allocates: true})
+	backendtest.RunWith(t, open, backendtest.Options{Allocates: true, Stride: 2})
 }

@@ -51,6 +51,7 @@ func RunWith(t *testing.T, open func(t testing.TB) backend.Backend, opt Options)
 	if opt.Stride == 0 {
 		opt.Stride = 1
 	}
+	opt.Stride *= slowdown
 	seed := uint64(1)
 	if s := os.Getenv("BATCHPROOF_SEED"); s != "" {
 		var err error
@@ -98,9 +99,10 @@ type harness struct {
 	opt Options
 }
 
-// sweep calls f with the numbers from first to last, or a share of them.
+// sweep calls f with the numbers from first to last, or a share of them, but
+// at least one.
 func (h *harness) sweep(first, last int, f func(i int)) {
-	for i := first + h.rng.IntN(h.opt.Stride); i <= last; i += h.opt.Stride {
+	for i := first + h.rng.IntN(min(h.opt.Stride, last-first+1)); i <= last; i += h.opt.Stride {
 		f(i)
 	}
 }

@@ -174,12 +174,13 @@ func testLinear(h *harness) {
 			h.linear(c)
 		})
 	})
-	for _, in := range []int{128, 255, 576, 1024, 3001} {
-		h.each(in, func(c linearCase) {
+	long := []int{128, 255, 576, 1024, 3001}
+	h.sweep(0, len(long)-1, func(i int) {
+		h.each(long[i], func(c linearCase) {
 			c.tokens, c.outputs = 1+h.rng.IntN(5), h.parts(c.epilogue, pick(h, 96, 129))
 			h.linear(c)
 		})
-	}
+	})
 }
 
 // testLinearEdges: activations that overflow a careless exponential, the norm
