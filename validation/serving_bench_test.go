@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -54,12 +55,20 @@ func (s *benchStand) serving(ctx context.Context) (*Scenario, *ServingRecord, er
 func (s *benchStand) serve(b *testing.B, x *Scenario, chosen *ServingRecord, arm ServingArm) {
 	rec := &ServingRecord{SLO: chosen.SLO, Arms: []ServingArm{arm}}
 	elapsed := int64(0)
+	prompts := rand.New(rand.NewPCG(s.opt.Seed, 0x7365727665))
 	for b.Loop() {
 		load := x.Load
 		load.Rate = chosen.Rate
-		arrivals, err := x.arrivals(load, len(rec.Runs)) // the same for all modes
+		// The same instants and lengths in each operation, however many a mode
+		// needs; but no prompt that was seen before.
+		arrivals, err := x.arrivals(load, 0)
 		if err != nil {
 			b.Fatal(err)
+		}
+		for i := range arrivals {
+			for k := range arrivals[i].Request.Prompt {
+				arrivals[i].Request.Prompt[k] = prompts.Int32N(int32(load.Vocab))
+			}
 		}
 		o, err := x.serve(b.Context(), "benchmark", arm, arrivals)
 		if err != nil {

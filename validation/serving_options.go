@@ -31,7 +31,7 @@ func (o *ServingOptions) register(fs *flag.FlagSet) {
 	fs.DurationVar(&o.SLO.TTFT, "slo-ttft", 0, "a request counts for goodput if its first token comes within this time (default, if no SLO is given: 5 times that of a lone request)")
 	fs.DurationVar(&o.SLO.TPOT, "slo-tpot", 0, "... and each further token takes this time on average (default, if no SLO is given: 5 times that of a lone request)")
 	fs.DurationVar(&o.SLO.E2EL, "slo-e2el", 0, "... and its end comes within this time (default: none)")
-	fs.IntVar(&o.PlanRequests, "plan-requests", 2000, "requests that are simulated for each policy and size to plan with; try 1000000")
+	fs.IntVar(&o.PlanRequests, "plan-requests", 1000, "requests that are simulated for each policy and size to plan with; try 1000000")
 }
 
 func (o *ServingOptions) validate(bad func(string, ...any), least func(string, int, int, string)) {

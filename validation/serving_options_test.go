@@ -14,7 +14,7 @@ func TestServingFlags(t *testing.T) {
 	o, err := parse(t, strings.Fields("-backend cpu -rate 2.5 -constant-rate -requests 12 -serve-prompts 7 -serve-tokens 2-9 -slo-ttft 1s -slo-tpot 50ms -slo-e2el 1m")...)
 	require.NoError(t, err)
 	require.Equal(t, ServingOptions{Rate: 2.5, ConstantRate: true, Requests: 12, ServePrompts: Lengths{7, 7}, ServeTokens: Lengths{2, 9},
-		SLO: serving.SLO{TTFT: time.Second, TPOT: 50 * time.Millisecond, E2EL: time.Minute}, PlanRequests: 2000}, o.ServingOptions)
+		SLO: serving.SLO{TTFT: time.Second, TPOT: 50 * time.Millisecond, E2EL: time.Minute}, PlanRequests: 1000}, o.ServingOptions)
 	_, err = parse(t, "-plan-requests", "5") // planning needs no backend
 	require.NoError(t, err)
 

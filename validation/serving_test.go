@@ -271,7 +271,7 @@ func TestServingInterrupted(t *testing.T) {
 // TestServingSession goes the whole way on a real engine, from flags to files.
 func TestServingSession(t *testing.T) {
 	opt := tinyOptions(t)
-	opt.ServingOptions = ServingOptions{Requests: 5, ServePrompts: Lengths{3, 70}, ServeTokens: Lengths{2, 5}}
+	opt.ServingOptions = ServingOptions{Requests: 3, ServePrompts: Lengths{3, 70}, ServeTokens: Lengths{2, 5}}
 	s := tinySession(t.Context(), opt, new(bytes.Buffer))
 	var log bytes.Buffer
 	rec, err := s.Serving(&log)
@@ -291,7 +291,7 @@ func TestServingSession(t *testing.T) {
 	require.Len(t, rows, 5)
 	for i, arm := range []string{"serial", "static", "continuous", "whole_prompts"} {
 		require.Equal(t, arm, rows[i+1][0])
-		require.Equal(t, []string{"2", "10"}, rows[i+1][6:8], "runs, requests")
+		require.Equal(t, []string{"2", "6"}, rows[i+1][6:8], "runs, requests")
 	}
 	r, err := Load(filepath.Join(s.store.Dir, "results.json"))
 	require.NoError(t, err)

@@ -135,7 +135,7 @@ func TestPlanByVirtualClock(t *testing.T) {
 	}
 	if opt.Backend == "" {
 		t.Logf("made-up costs %+v, seed %d; with -backend cpu|cuda they are fitted to the real engine", p.cost, p.seed)
-		plan, err := p.run([]int{8, 64, 256}, opt.SLO, 0, t.Output())
+		plan, err := p.run([]int{8, 64}, opt.SLO, 0, t.Output())
 		require.NoError(t, err)
 		checkPlan(t, plan)
 		return
@@ -222,7 +222,7 @@ func planFromEngine(ctx context.Context, stand *Stand, p *virtualPlan, opt *Opti
 // checkPlan holds a plan to what any must show.
 func checkPlan(t *testing.T, plan *ServingPlan) {
 	t.Helper()
-	require.Len(t, plan.Sizes, 9)
+	require.NotEmpty(t, plan.Sizes)
 	for i := 0; i < len(plan.Sizes); i += len(planPolicies) {
 		serial, static, continuous := plan.Sizes[i].Figures, plan.Sizes[i+1].Figures, plan.Sizes[i+2].Figures
 		require.Greater(t, serial["ttft_mean_ms"], static["ttft_mean_ms"])
@@ -242,6 +242,7 @@ func TestVirtualPlan(t *testing.T) {
 	}
 	a, err := p.run([]int{2, 8, 32}, serving.SLO{}, 8, t.Output())
 	require.NoError(t, err)
+	require.Len(t, a.Sizes, 9)
 	checkPlan(t, a)
 	again, err := p.run([]int{2, 8, 32}, serving.SLO{}, 8, io.Discard)
 	require.NoError(t, err)
