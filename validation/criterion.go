@@ -2,6 +2,7 @@ package validation
 
 import (
 	"fmt"
+	"math"
 	"slices"
 )
 
@@ -23,6 +24,7 @@ type Criterion struct {
 const (
 	FamilyLatency    = "latency"
 	FamilyThroughput = "throughput"
+	FamilyControl    = "control" // lone requests without a rule, see Session.control
 )
 
 // throughputTargets are the ratios that batching must reach, by concurrency.
@@ -53,12 +55,15 @@ func Criteria() []Criterion {
 	return all
 }
 
-// Lower says that the ratio must stay at or below the target.
-func (c Criterion) Lower() bool { return c.Family == FamilyLatency }
+// Lower says that the ratio is one of times, which a target bounds from above.
+func (c Criterion) Lower() bool { return c.Family != FamilyThroughput }
 
 func (c Criterion) String() string {
-	if c.Lower() {
+	switch c.Family {
+	case FamilyLatency:
 		return "single-request latency"
+	case FamilyControl:
+		return "control of the session"
 	}
 	return fmt.Sprintf("throughput, %d concurrent", c.Concurrent)
 }
@@ -78,6 +83,9 @@ func (c Criterion) Rule() string {
 // serial of the latency, or of the requests per second. Both arms ran the same
 // requests, so the second is the inverse ratio of their times.
 func (c Criterion) Ratio(reference, arm *ArmRun) float64 {
+	if len(reference.Requests) == 0 || len(arm.Requests) == 0 {
+		return math.NaN() // dropped; the rules of evidence have more to say
+	}
 	if c.Lower() {
 		return float64(arm.Requests[0].FinishedNS) / float64(reference.Requests[0].FinishedNS)
 	}

@@ -3,9 +3,11 @@ package validation
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/batchproof/batchproof/engine/model"
 	"github.com/batchproof/batchproof/scheduler"
 )
 
@@ -102,13 +104,32 @@ func newFakeExperiment(t *testing.T, c Criterion, blocks int) *fakeExperiment {
 	f.Experiment = Experiment{
 		Criterion: c, Arms: []Arm{f.serial.arm(), f.batch.arm()},
 		Prompts: NewPrompts(1, c.String(), 4, 1000, nil), PromptLength: 4, MaxTokens: 11, MaxBatchSize: 8,
-		Warmups: 1, Runs: blocks, Seed: 1, Now: clock.now,
+		Warmups: 1, Runs: blocks, Seed: 1, Rules: DefaultRules(c), Control: quietControl(c), Now: clock.now,
 		Log:  func(format string, args ...any) { f.log = append(f.log, fmt.Sprintf(format, args...)) },
 		Keep: func(*Record) { f.kept++ },
 	}
 	return f
 }
 
+// quietControl is that of a session in which nothing was wrong; nil for a
+// criterion that has an arm for it.
+func quietControl(c Criterion) *Control {
+	plan, control, _, err := planFor(Criterion{Family: FamilyControl, Concurrent: 1}, nil, 0)
+	if err != nil {
+		panic(err)
+	}
+	ones := slices.Repeat([]float64{1}, 8)
+	return &Control{Serial: ones, Batch: ones, Plan: plan, ControlPlan: control}
+}
+
 func failingArm(err error) func(context.Context, []scheduler.Request) (ArmOutcome, error) {
 	return func(context.Context, []scheduler.Request) (ArmOutcome, error) { return ArmOutcome{}, err }
+}
+
+// costOf makes the cost of a step from bytes, all of them weights, and operations.
+func costOf(f func(rows, tokens, context int) (bytes, flops float64)) StepCost {
+	return func(rows, tokens, context int) model.Cost {
+		bytes, flops := f(rows, tokens, context)
+		return model.Cost{WeightBytes: int64(bytes), FLOPs: int64(flops)}
+	}
 }

@@ -2,6 +2,7 @@ package validation
 
 import (
 	"math"
+	"slices"
 
 	"github.com/batchproof/batchproof/validation/stats"
 )
@@ -20,10 +21,13 @@ type Judgement struct {
 	Ceiling       float64
 	CeilingDecode float64
 	SerialShare   float64 // of the memory roofline
+	QuietShare    float64 // the same in the fastest tenth of the gaps between tokens
 	Serial        ArmSummary
 	Batch         ArmSummary
-	Control       Spread         // ratio of the control arm, if there was one
+	Control       Spread         // serial against serial, of this criterion or of the session
 	ControlCheck  stats.Decision // on it
+	Checks        []stats.Check  // the other rules of validity
+	Account       *Account       // of the missing ratio; nil without a ceiling
 	Hint          string         // on FAIL: the likely cause, and what to do
 }
 
@@ -32,46 +36,80 @@ func Judge(rec *Record) *Judgement {
 	j := &Judgement{
 		Record: rec, Problems: rec.Problems,
 		Serial: Summarise(rec, ArmSerial), Batch: Summarise(rec, ArmBatch),
-		Control: spread(rec.Ratios(ArmControl)),
+	}
+	if len(j.Problems) == 0 {
+		j.Problems = recheck(rec)
+	}
+	j.Control = spread(nil)
+	if c := rec.control(); c != nil {
+		j.Control = spread(c.Serial)
 	}
 	ratios := rec.Ratios(ArmBatch)
 	j.Ratio = spread(ratios)
-	var bandwidths []float64
-	for i := range rec.Blocks {
-		if b := rec.Blocks[i].ReadBandwidth; b > 0 {
-			bandwidths = append(bandwidths, b)
-		}
+	j.Bandwidth = math.NaN()
+	if b := rec.bandwidth(); b > 0 {
+		j.Bandwidth = b
 	}
-	j.Bandwidth = stats.Median(bandwidths)
 	j.SerialShare = rec.Roofline.Share(j.Serial.Gap, j.Bandwidth)
+	j.QuietShare = rec.Roofline.Share(j.Serial.QuietGap, j.Bandwidth)
 	j.Ceiling, j.CeilingDecode = 1, 1
 	if !rec.Criterion.Lower() {
 		j.Ceiling, j.CeilingDecode = rec.Roofline.Ceiling(j.Bandwidth)
 	}
 
 	j.Decision, j.ControlCheck = decide(rec, ratios), decideControl(rec)
-	trend := stats.Trend(ratios, stats.TrendAlpha)
-	switch {
-	case len(rec.Problems) > 0:
-		j.Verdict, j.Reason = Invalid, rec.Problems[0].String()
-	case len(ratios) == 0:
-		j.Verdict, j.Reason = Invalid, "no block was completed"
-	case j.ControlCheck.Verdict == Invalid:
-		j.Verdict, j.Reason = Invalid, j.ControlCheck.Reason
-	case !trend.OK:
-		j.Verdict, j.Reason = Invalid, trend.Reason
-	default:
-		j.Verdict, j.Reason = j.Decision.Verdict, j.Decision.Reason
-	}
+	j.Checks = checks(rec, j)
+	j.Account = account(j)
+	j.Verdict, j.Reason = j.verdict(ratios)
 	if j.Verdict == Fail {
 		j.Hint = cause(j)
 	}
 	return j
 }
 
+// verdict lets what makes evidence unusable come before what it says.
+func (j *Judgement) verdict(ratios []float64) (Verdict, string) {
+	rec, d := j.Record, &j.Decision
+	if len(j.Problems) > 0 {
+		return Invalid, j.Problems[0].String()
+	}
+	failed := slices.IndexFunc(j.Checks, func(c stats.Check) bool { return !c.OK })
+	quiet := slices.IndexFunc(j.Checks, func(c stats.Check) bool { return c.Name == checkQuiet && !c.OK })
+	switch {
+	case quiet >= 0: // explains whatever else failed
+		return Invalid, j.Checks[quiet].Reason
+	case len(ratios) == 0 && len(rec.WarmupBlocks) > 0 && failed < 0:
+		if rec.TimeUp {
+			return Inconclusive, "the time was up (-time-limit) before a block was completed"
+		}
+		return Invalid, "no block was completed"
+	case rec.Control != nil && rec.Control.Invalid != "":
+		return Invalid, "control of the session: " + rec.Control.Invalid
+	case j.ControlCheck.Verdict == Invalid:
+		return Invalid, j.ControlCheck.Reason
+	case failed >= 0:
+		return Invalid, j.Checks[failed].Reason
+	case rec.control() == nil:
+		return Invalid, "no A/A control in this session: nothing shows what the machine alone does to a ratio"
+	case j.ControlCheck.Verdict == Inconclusive && d.Verdict != Measured:
+		return Inconclusive, j.ControlCheck.Reason + j.timeUp()
+	case d.Verdict == Inconclusive:
+		return d.Verdict, d.Reason + j.timeUp()
+	}
+	return d.Verdict, d.Reason
+}
+
+func (j *Judgement) timeUp() string {
+	if j.Record.TimeUp {
+		return "; the time was up (-time-limit)"
+	}
+	return ""
+}
+
 // Gap is how far the median ratio is on the right side of the target; negative if it is not.
 func (j *Judgement) Gap() float64 {
-	gap := j.Ratio.Median - j.Record.Criterion.Target
+	goal, _ := j.Record.goal()
+	gap := j.Ratio.Median - goal.Value
 	if j.Record.Criterion.Lower() {
 		return -gap
 	}

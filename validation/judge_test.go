@@ -19,17 +19,17 @@ func TestAsManyBlocksAsItTakes(t *testing.T) {
 		blocks    int
 		verdict   Verdict
 	}{
-		{"clear pass", ThroughputCriterion(4), func(int) time.Duration { return 3 * ms }, 6, Pass},
+		{"clear pass", ThroughputCriterion(4), func(int) time.Duration { return 10 * ms }, 6, Pass},
 		{"clear fail", ThroughputCriterion(4), func(int) time.Duration { return 30 * ms }, 6, Fail},
 		{"latency", LatencyCriterion(), func(int) time.Duration { return 10 * ms }, 10, Pass},
 		{"latency, slowed by 10 %", LatencyCriterion(), func(int) time.Duration { return 11 * ms }, 10, Fail},
-		// 5.33 ms would be a ratio of exactly 3.
-		{"on the fence", ThroughputCriterion(4), func(b int) time.Duration { return 5*ms + time.Duration(b%2)*ms }, 24, Inconclusive},
+		// 10.33 ms would be a ratio of exactly 3.
+		{"on the fence", ThroughputCriterion(4), func(b int) time.Duration { return 10*ms + time.Duration(b%2)*ms }, 24, Inconclusive},
 		{"no rule", ThroughputCriterion(3), func(int) time.Duration { return 10 * ms }, 6, Measured},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := newFakeExperiment(t, c.criterion, 0)
-			x.batch.prefill = constant(120 * ms)
+			x.batch.prefill = constant(70 * ms)
 			if c.criterion.Lower() {
 				x.batch.prefill = x.serial.prefill
 				control := *x.serial
@@ -52,7 +52,7 @@ func TestAsManyBlocksAsItTakes(t *testing.T) {
 // TestThreeBlocksDecideNothing: the interval is said to be missing.
 func TestThreeBlocksDecideNothing(t *testing.T) {
 	x := newFakeExperiment(t, ThroughputCriterion(4), 3)
-	x.batch.decode = constant(ms)
+	x.batch.prefill, x.batch.decode = constant(30*ms), constant(10*ms)
 	rec, err := x.Run(t.Context())
 	require.NoError(t, err)
 	j := Judge(rec)
@@ -61,7 +61,7 @@ func TestThreeBlocksDecideNothing(t *testing.T) {
 	require.Contains(t, text(j), "no 95 % bound from 3 blocks")
 
 	x = newFakeExperiment(t, ThroughputCriterion(4), 5)
-	x.batch.prefill, x.batch.decode = constant(30*ms), constant(ms)
+	x.batch.prefill, x.batch.decode = constant(30*ms), constant(10*ms)
 	rec, err = x.Run(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, Pass, Judge(rec).Verdict, "five are enough")
@@ -84,7 +84,7 @@ func TestControlThatDiffers(t *testing.T) {
 // TestTrend: a batch arm that slows down block by block has no one ratio.
 func TestTrend(t *testing.T) {
 	x := newFakeExperiment(t, ThroughputCriterion(4), 10)
-	x.batch.decode = func(int) time.Duration { return 2*ms + time.Duration(x.batch.runs)*ms/10 }
+	x.batch.decode = func(int) time.Duration { return 12*ms + time.Duration(x.batch.runs)*ms/10 }
 	rec, err := x.Run(t.Context())
 	require.NoError(t, err)
 	j := Judge(rec)
@@ -157,7 +157,7 @@ func TestPassHasNoCause(t *testing.T) {
 func TestTable(t *testing.T) {
 	x := newFakeExperiment(t, ThroughputCriterion(4), 6)
 	x.Bandwidth = func() (float64, error) { return 10e9, nil }
-	x.Roofline = NewRoofline(func(rows, tokens, context int) (float64, float64) { return 60e6, 0 }, 4, 4, 11, 8, 1e12)
+	x.Roofline = NewRoofline(costOf(func(rows, tokens, context int) (float64, float64) { return 60e6, 0 }), 4, 4, 11, 8, 1e12)
 	rec, err := x.Run(t.Context())
 	require.NoError(t, err)
 	other := newFakeExperiment(t, ThroughputCriterion(3), 6)
@@ -184,11 +184,11 @@ func text(j *Judgement) string {
 // TestTimeIsUp: an undecided criterion gives up at a look, never before the
 // first, and what it says is INCONCLUSIVE.
 func TestTimeIsUp(t *testing.T) {
-	for budget, blocks := range map[time.Duration]int{1: 6, 6 * time.Second: 8, 8 * time.Second: 10, 0: 24} {
+	for budget, blocks := range map[time.Duration]int{1: 6, 7 * time.Second: 8, 8 * time.Second: 10, 0: 24} {
 		x := newFakeExperiment(t, ThroughputCriterion(4), 0)
 		x.Budget = budget
-		x.batch.prefill = constant(120 * ms)
-		x.batch.decode = func(int) time.Duration { return 5*ms + time.Duration(x.batch.runs%2)*ms } // some 0.7 s a block
+		x.batch.prefill = constant(70 * ms)
+		x.batch.decode = func(int) time.Duration { return 10*ms + time.Duration(x.batch.runs%2)*ms } // some 0.7 s a block
 		rec, err := x.Run(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, blocks, len(rec.Blocks), "in %v", budget)
@@ -205,10 +205,10 @@ func TestBudgetShares(t *testing.T) {
 	s.results.Started = time.Now().Add(time.Hour) // the clock of the limit has not begun
 	left := s.Options.TimeLimit - time.Since(s.results.Started)
 	share := s.budget(ThroughputCriterion(8)).Seconds() / left.Seconds()
-	require.InDelta(t, 10.0/23, share, 1e-6)
+	require.InDelta(t, 70.0/179, share, 1e-6) // 7 blocks of 10 runs, of 13 of 3, 7 of 4, 7 of 6 and these
 	s.judgements = []*Judgement{{Record: &Record{Criterion: LatencyCriterion()}}, {Record: &Record{Criterion: ThroughputCriterion(2)}}}
 	share = s.budget(ThroughputCriterion(4)).Seconds() / left.Seconds()
-	require.InDelta(t, 6.0/16, share, 1e-6)
+	require.InDelta(t, 42.0/112, share, 1e-6)
 	s.results.Started = time.Now().Add(-time.Hour)
 	require.LessOrEqual(t, s.budget(ThroughputCriterion(8)), time.Duration(1), "late, and still a limit")
 	s.Options.TimeLimit = 0

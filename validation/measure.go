@@ -21,9 +21,14 @@ type Experiment struct {
 	Warmups      int
 	Runs         int // blocks; 0: as many as the verdict takes
 	Seed         uint64
-	Budget       time.Duration           // with Runs 0: no look is begun that would end later; 0: none
+	Rules        Rules
+	Control      *Control                // what controls a criterion without a control arm; nil: none
+	Budget       time.Duration           // with Runs 0: after the first look, no look is begun that would end later; 0: none
+	Limit        time.Duration           // with Runs 0: no block is begun that would end later; 0: none
 	Roofline     *Roofline               // nil: unknown
 	Bandwidth    func() (float64, error) // probed between blocks; nil: not measured
+	Best         float64                 // bandwidth that was probed earlier in the session
+	Watchers     []Watcher               // of the machine's quiet, during each block
 	Now          func() time.Time        // the clock of progress lines
 	Log          func(string, ...any)    // progress; nil for none
 	Keep         func(*Record)           // called whenever the record has grown; nil for none
@@ -43,71 +48,132 @@ func (e *ErrInterrupted) Error() string {
 
 func (e *ErrInterrupted) Unwrap() error { return e.Cause }
 
+// extraWarmups is how many warm-ups may follow those asked for until every shape
+// is stable.
+const extraWarmups = 2
+
 // Run measures. It returns the record also beside an error, holding the blocks
 // that were complete by then. It stops at the first block whose evidence may
-// not be used: no further block can mend that.
+// not be used: no further block can mend that. A disturbed block is measured
+// again at once, with other prompts and the same order of arms, so that the
+// orders stay balanced among the blocks that stand.
 func (x *Experiment) Run(ctx context.Context) (*Record, error) {
 	rec := &Record{
 		Criterion: x.Criterion, PromptLength: x.PromptLength, MaxTokens: x.MaxTokens, MaxBatchSize: x.MaxBatchSize,
-		Seed: x.Seed, Warmups: x.Warmups, Roofline: x.Roofline, Blocks: []Block{},
+		Seed: x.Seed, Rules: x.Rules, Warmups: x.Warmups, Roofline: x.Roofline, BestBandwidth: x.Best, Control: x.Control,
+		WarmupBlocks: []Block{}, Blocks: []Block{},
 	}
 	var err error
-	if rec.Plan, rec.ControlPlan, rec.Planned, err = planFor(x.Criterion, x.Runs); err != nil {
+	if rec.Plan, rec.ControlPlan, rec.Planned, err = planFor(x.Criterion, &x.Rules, x.Runs); err != nil {
 		return rec, err
 	}
-	if err := x.Prompts.Enough((x.Warmups + rec.Planned) * x.Criterion.Concurrent); err != nil {
+	if err := x.Prompts.Enough((x.Warmups + extraWarmups + rec.Planned + rec.allowance() + 1) * x.Criterion.Concurrent); err != nil {
 		return rec, err
 	}
 	x.keep(rec)
-	forward := make([]int, len(x.Arms))
-	for i := range forward {
-		forward[i] = i
-	}
-	for w := range x.Warmups {
-		begin := x.Now()
-		where := fmt.Sprintf("warm-up %d", w+1)
-		_, problems, err := x.block(ctx, where, x.requests(), forward)
-		if done, err := x.stop(ctx, rec, problems, err); done {
-			return rec, err
-		}
-		x.log("%s: warm-up %d of %d, %s", x.Criterion, w+1, x.Warmups, human(x.Now().Sub(begin)))
+	begun := x.Now()
+	if done, err := x.warmUp(ctx, rec); done {
+		return rec, err
 	}
 	begin := x.Now()
-	for b, order := range orders(x.Seed, len(x.Arms), rec.Planned) {
+	order := orders(x.Seed, len(x.Arms), rec.Planned)
+	for slot := 0; slot < rec.Planned; {
+		if x.timeUp(rec, x.Now().Sub(begun)) {
+			break
+		}
 		started := x.Now()
 		bandwidth, err := x.probe(x.Now().Sub(begin))
 		if err != nil {
-			return rec, fmt.Errorf("read bandwidth before %s: %w", blockName(b), err)
+			return rec, fmt.Errorf("read bandwidth before %s: %w", blockName(len(rec.Blocks)), err)
 		}
-		runs, problems, err := x.block(ctx, blockName(b), x.requests(), order)
+		for _, w := range x.Watchers {
+			w.Begin()
+		}
+		runs, problems, err := x.block(ctx, blockName(len(rec.Blocks)), x.requests(), order[slot])
+		b := Block{Index: slot, Started: started, ReadBandwidth: bandwidth, Arms: runs}
+		for _, w := range x.Watchers {
+			b.Readings = append(b.Readings, w.End()...)
+		}
 		if err == nil {
-			rec.Blocks = append(rec.Blocks, Block{Index: b, Started: started, ReadBandwidth: bandwidth, Arms: runs})
+			rec.Blocks = append(rec.Blocks, b)
 			problems = append(problems, checkPrompts(rec)...)
 		}
 		if done, err := x.stop(ctx, rec, problems, err); done {
 			return rec, err
 		}
 		x.keep(rec)
+		if why := x.Rules.QuietLimits.Disturbed(b.Readings); why != "" {
+			x.log("%s: block %d %s, disturbed (%s): measured again", x.Criterion, slot+1, x.of(rec), why)
+			if rec.hopeless() {
+				break
+			}
+			continue
+		}
+		slot++
 		over := rec.decided()
 		x.progress(rec, over, x.Now().Sub(begin))
-		if x.Runs == 0 && (over || x.late(rec, x.Now().Sub(begin))) {
+		if x.Runs == 0 && (over || x.late(rec, begin.Sub(begun), x.Now().Sub(begin))) {
 			break
 		}
 	}
+	x.keep(rec)
 	return rec, nil
+}
+
+// warmUp runs the blocks before the measured ones: as many as were asked for,
+// and some more if a shape is not stable by then. What is not stable in the end
+// is for the judgement to find.
+func (x *Experiment) warmUp(ctx context.Context, rec *Record) (bool, error) {
+	forward := make([]int, len(x.Arms))
+	for i := range forward {
+		forward[i] = i
+	}
+	for w := 0; w < x.Warmups || w < x.Warmups+extraWarmups && !rec.warm().OK; w++ {
+		begin := x.Now()
+		runs, problems, err := x.block(ctx, fmt.Sprintf("warm-up %d", w+1), x.requests(), forward)
+		if err == nil {
+			rec.WarmupBlocks = append(rec.WarmupBlocks, Block{Index: w, Started: begin, Arms: runs})
+		}
+		if done, err := x.stop(ctx, rec, problems, err); done {
+			return true, err
+		}
+		line := fmt.Sprintf("%s: warm-up %d of %d, %s", x.Criterion, w+1, max(x.Warmups, w+1), human(x.Now().Sub(begin)))
+		if c := rec.warm(); w+1 >= x.Warmups && !c.OK {
+			line += ": " + c.Reason
+		}
+		x.log("%s", line)
+	}
+	if !rec.warm().OK {
+		x.keep(rec)
+		return true, nil
+	}
+	return false, nil
+}
+
+// timeUp says that the next block would end after the limit, by the pace so far.
+// To stop for lack of time is a rule that sees no ratio.
+func (x *Experiment) timeUp(rec *Record, elapsed time.Duration) bool {
+	done := len(rec.WarmupBlocks) + len(rec.Blocks)
+	if x.Runs != 0 || x.Limit == 0 || elapsed+elapsed/time.Duration(max(done, 1)) <= x.Limit {
+		return false
+	}
+	rec.TimeUp = true
+	x.log("%s: the time is up after %d blocks (-time-limit)", x.Criterion, len(rec.Kept()))
+	return true
 }
 
 // late says whether the next look lies beyond the budget. Before the first look
 // nothing does: a verdict needs its least blocks. To give up for lack of time,
 // whatever the ratios are, keeps the error of the bounds.
-func (x *Experiment) late(rec *Record, elapsed time.Duration) bool {
-	done := len(rec.Blocks)
+func (x *Experiment) late(rec *Record, warmUp, elapsed time.Duration) bool {
+	done := len(rec.Kept())
 	if x.Budget == 0 || !slices.Contains(rec.Plan.Looks, done) || done == rec.Planned {
 		return false
 	}
 	next, ok := rec.Plan.Next(done)
-	late := ok && time.Duration(float64(elapsed)/float64(done)*float64(next)) > x.Budget
+	late := ok && warmUp+time.Duration(float64(elapsed)/float64(done)*float64(next)) > x.Budget
 	if late {
+		rec.TimeUp = true
 		x.log("%s: not decided after %d blocks, and the time is up (-time-limit)", x.Criterion, done)
 	}
 	return late
@@ -135,7 +201,7 @@ func (x *Experiment) block(ctx context.Context, where string, requests []schedul
 func (x *Experiment) stop(ctx context.Context, rec *Record, problems []Problem, err error) (bool, error) {
 	switch {
 	case ctx.Err() != nil:
-		err = &ErrInterrupted{Done: len(rec.Blocks), Planned: rec.Planned, Cause: context.Cause(ctx)}
+		err = &ErrInterrupted{Done: len(rec.Kept()), Planned: rec.Planned, Cause: context.Cause(ctx)}
 	case err == nil && len(problems) == 0:
 		return false, nil
 	}
@@ -182,15 +248,14 @@ func (x *Experiment) log(format string, args ...any) {
 // progress says what the last block gave and how long the rest will take.
 func (x *Experiment) progress(rec *Record, over bool, elapsed time.Duration) {
 	ratios := rec.Ratios(x.Arms[1].Name)
-	done, planned, of := len(rec.Blocks), rec.Planned, fmt.Sprintf("of %d", rec.Planned)
-	if x.Runs == 0 && rec.Criterion.Target != 0 {
+	done, planned := len(ratios), rec.Planned
+	if x.open(rec) {
 		// The next look may be the last.
-		of = fmt.Sprintf("of at most %d", rec.Planned)
 		if next, ok := rec.Plan.Next(done); ok {
 			planned = next
 		}
 	}
-	line := fmt.Sprintf("%s: block %d %s, ratio %.3f, median so far %.3f", x.Criterion, done, of, ratios[done-1], stats.Median(ratios))
+	line := fmt.Sprintf("%s: block %d %s, ratio %.3f, median so far %.3f", x.Criterion, done, x.of(rec), ratios[done-1], stats.Median(ratios))
 	left := human(time.Duration(float64(elapsed) / float64(done) * float64(planned-done)))
 	switch {
 	case over && x.Runs == 0 || done == rec.Planned:
@@ -200,4 +265,14 @@ func (x *Experiment) progress(rec *Record, over bool, elapsed time.Duration) {
 		line += fmt.Sprintf(", about %s left", left)
 	}
 	x.log("%s", line)
+}
+
+// open says that the number of blocks is left to the evidence.
+func (x *Experiment) open(rec *Record) bool { return x.Runs == 0 && len(rec.Plan.Looks) > 1 }
+
+func (x *Experiment) of(rec *Record) string {
+	if x.open(rec) {
+		return fmt.Sprintf("of at most %d", rec.Planned)
+	}
+	return fmt.Sprintf("of %d", rec.Planned)
 }

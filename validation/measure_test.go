@@ -18,12 +18,12 @@ func TestRatioToTheDecimal(t *testing.T) {
 	x := newFakeExperiment(t, ThroughputCriterion(4), 6)
 	x.Bandwidth = func() (float64, error) { return 10e9, nil }
 	// A serial step moves 60 MB: 6 ms at 10 GB/s. With 4 rows 80 MB: 8 ms.
-	x.Roofline = NewRoofline(func(rows, tokens, context int) (float64, float64) {
+	x.Roofline = NewRoofline(costOf(func(rows, tokens, context int) (float64, float64) {
 		if tokens > 1 {
 			return 0, float64(rows) * 20e9 // 20 ms a row at 1 TFLOP/s
 		}
 		return 60e6 + float64(rows-1)*20e6/3, 1
-	}, 4, 4, 11, 8, 1e12)
+	}), 4, 4, 11, 8, 1e12)
 	rec, err := x.Run(t.Context())
 	require.NoError(t, err)
 	j := Judge(rec)
@@ -250,7 +250,7 @@ func TestTooFewPrompts(t *testing.T) {
 	x := newFakeExperiment(t, ThroughputCriterion(2), 6)
 	x.Prompts = NewPrompts(1, "", 1, 10, nil)
 	_, err := x.Run(t.Context())
-	require.EqualError(t, err, "14 prompts of 1 tokens, none twice, cannot be drawn from a vocabulary of 10; take a larger -prompt-length")
+	require.EqualError(t, err, "24 prompts of 1 tokens, none twice, cannot be drawn from a vocabulary of 10; take a larger -prompt-length")
 }
 
 func TestPrompts(t *testing.T) {
@@ -290,7 +290,7 @@ func TestProgress(t *testing.T) {
 func TestRecordRoundTrip(t *testing.T) {
 	x := newFakeExperiment(t, ThroughputCriterion(4), 5)
 	x.Bandwidth = func() (float64, error) { return 10e9, nil }
-	x.Roofline = NewRoofline(func(rows, tokens, context int) (float64, float64) { return 1e6, float64(rows * tokens) }, 4, 4, 11, 8, 1e9)
+	x.Roofline = NewRoofline(costOf(func(rows, tokens, context int) (float64, float64) { return 80e6, float64(rows * tokens) }), 4, 4, 11, 8, 1e9)
 	rec, err := x.Run(t.Context())
 	require.NoError(t, err)
 	data, err := json.Marshal(rec)

@@ -142,7 +142,7 @@ func SchedulerArm(name string, eng *engine.Engine, meter *Meter, cfg scheduler.C
 }
 
 // Arms are the arms of a criterion: serial and batch, and a control where a
-// lone request makes it cheap.
+// lone request makes it cheap; the other criteria of a session rest on it.
 func Arms(c Criterion, opt *Options, arm func(name string, cfg scheduler.Config) Arm) []Arm {
 	serial := scheduler.Config{Policy: scheduler.Serial, TokenBudget: opt.Budget()}
 	batch := scheduler.Config{Policy: scheduler.Continuous, MaxBatchSize: opt.MaxBatchSize, TokenBudget: opt.Budget()}

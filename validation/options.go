@@ -34,6 +34,8 @@ type Options struct {
 	Seed              uint64        `json:"seed"`
 	Results           string        `json:"results"`
 	AllowInconclusive bool          `json:"allow_inconclusive"`
+	Against           string        `json:"against"` // AgainstTarget or AgainstCeiling; "" is the first
+	Share             float64       `json:"share"`   // of the ceiling
 	Replay            string        `json:"-"`
 
 	// The sweep and the blocking run.
@@ -65,7 +67,9 @@ func (o *Options) Register(fs *flag.FlagSet) {
 	fs.Uint64Var(&o.Seed, "seed", 1, "seed of prompts, orders and random weights")
 	fs.StringVar(&o.Results, "results", "results", "`DIR` for results/<UTC time>/, relative to the module's root")
 	fs.BoolVar(&o.AllowInconclusive, "allow-inconclusive", false, "do not fail on the verdict INCONCLUSIVE")
-	fs.StringVar(&o.Replay, "replay", "", "judge the samples of a results.json `FILE` again, instead of measuring")
+	fs.StringVar(&o.Against, "against", AgainstTarget, "what throughput is held against, `target|ceiling`: the specified ratios, or a share of the best that this machine allows")
+	fs.Float64Var(&o.Share, "share", defaultShare, "share of the ceiling that -against ceiling asks for")
+	fs.StringVar(&o.Replay, "replay", "", "judge the samples of a results.json `FILE` again, instead of measuring; -against judges them by another rule")
 	fs.Var((*intList)(&o.Sizes), "sizes", "batch sizes of the sweep")
 	fs.IntVar(&o.NewTokens, "new-tokens", 8, "tokens that each row of the sweep generates")
 	fs.IntVar(&o.BlockSize, "block-size", 16, "positions in a KV block")
@@ -124,6 +128,19 @@ func (o *Options) deviations() string {
 	return strings.Join(d, ", ")
 }
 
+// Rules are those of a criterion under these flags.
+func (o *Options) Rules(c Criterion) Rules {
+	r := DefaultRules(c)
+	if o.Against == AgainstCeiling && c.Family == FamilyThroughput {
+		r.Against, r.Share = AgainstCeiling, o.Share
+	}
+	return r
+}
+
+// defaultShare of the ceiling: what a good engine reaches, less what a quiet
+// machine varies from day to day.
+const defaultShare = 0.85
+
 const (
 	specifiedMaxTokens    = 128
 	specifiedPromptLength = 32
@@ -148,13 +165,25 @@ func (o *Options) Validate() error {
 	case "cpu", "cuda":
 	case "":
 		for _, name := range o.given {
-			replaying := name == "replay" || name == "allow-inconclusive" && o.Replay != ""
+			replaying := name == "replay" || o.Replay != "" && slices.Contains([]string{"allow-inconclusive", "against", "share"}, name)
 			if name != "seed" && name != "plan-requests" && !replaying {
 				bad("-%s has no effect without -backend cpu|cuda", name)
 			}
 		}
 	default:
 		bad("-backend %q: want cpu or cuda", o.Backend)
+	}
+	switch o.Against {
+	case "", AgainstTarget:
+		if slices.Contains(o.given, "share") {
+			bad("-share %v is a share of the ceiling: it needs -against ceiling", o.Share)
+		}
+	case AgainstCeiling:
+		if !(o.Share > 0 && o.Share <= 1) {
+			bad("-share %v: want more than 0 and at most 1", o.Share)
+		}
+	default:
+		bad("-against %q: want target or ceiling", o.Against)
 	}
 	if name, random := strings.CutPrefix(o.Checkpoint, "random:"); random && name == "" {
 		bad("-checkpoint random: lacks a name, such as %s", DefaultCheckpoint)

@@ -10,11 +10,12 @@ import (
 type Probes struct {
 	ReadBandwidth func() (float64, error) // streaming reads, bytes/s
 	PeakFLOPs     func() (float64, error) // multiply-adds count as two
+	Watchers      []Watcher               // of the machine's quiet
 }
 
 // ProbesOf finds the probes of a backend.
 func ProbesOf(b backend.Backend) Probes {
-	var p Probes
+	p := Probes{Watchers: []Watcher{NewMachine()}}
 	if m, ok := b.(interface {
 		MeasureReadBandwidth() (bytesPerSecond float64, err error)
 	}); ok {
@@ -25,6 +26,9 @@ func ProbesOf(b backend.Backend) Probes {
 	}); ok {
 		p.PeakFLOPs = m.MeasurePeakFLOPs
 	}
+	if d, ok := b.(DeviceWatcher); ok {
+		p.Watchers = append(p.Watchers, device{d})
+	}
 	return p
 }
 
@@ -32,12 +36,11 @@ func ProbesOf(b backend.Backend) Probes {
 func ModelCost(ck *model.Checkpoint) StepCost {
 	element := ck.DType().Size()
 	size := model.ElementBytes{Weight: element, KV: element, Recurrent: 4, Conv: 4} // as the backends keep them
-	return func(rows, tokens, context int) (bytes, flops float64) {
+	return func(rows, tokens, context int) model.Cost {
 		step := make([]model.CostRow, rows)
 		for i := range step {
 			step[i] = model.CostRow{Tokens: tokens, Context: context, Sample: true}
 		}
-		cost := ck.Config.StepCost(step, size)
-		return float64(cost.Bytes()), float64(cost.FLOPs)
+		return ck.Config.StepCost(step, size)
 	}
 }

@@ -62,7 +62,7 @@ func TestExitCodes(t *testing.T) {
 // prints the table and leaves the files.
 func TestInterruptedProcess(t *testing.T) {
 	results := t.TempDir()
-	text, code := suite(t, "latency: block 1 of", "-backend", "cpu", "-checkpoint", "random:qwen3.5-tiny", "-max-tokens", "64", "-results", results)
+	text, code := suite(t, "latency: warm-up 2 of", "-backend", "cpu", "-checkpoint", "random:qwen3.5-tiny", "-max-tokens", "64", "-results", results)
 	require.Equal(t, 1, code, text)
 	require.Contains(t, text, "what was measured is kept")
 	require.Contains(t, text, "throughput, 8 concurrent  –")
@@ -73,6 +73,6 @@ func TestInterruptedProcess(t *testing.T) {
 	r, err := Load(found[0])
 	require.NoError(t, err)
 	require.True(t, r.Interrupted)
-	require.NotEmpty(t, r.Criteria[0].Blocks)
-	require.Contains(t, read(t, filepath.Dir(found[0]), "single_latency.txt"), "block 1 of at most 24")
+	require.NotEmpty(t, r.Criteria[0].WarmupBlocks)
+	require.Contains(t, read(t, filepath.Dir(found[0]), "single_latency.txt"), "warm-up 2 of 3")
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // SchemaVersion counts the incompatible changes of results.json.
-const SchemaVersion = 1
+const SchemaVersion = 2
 
 // Results is the content of results.json: everything a verdict rests on. All
 // instants of a run are nanoseconds since its arm began; all else has its unit
@@ -22,6 +22,7 @@ type Results struct {
 	Model       *ModelInfo     `json:"model,omitempty"` // of the criteria
 	Options     Options        `json:"options"`
 	Criteria    []*Record      `json:"criteria"`
+	Control     *Record        `json:"control,omitempty"` // lone requests, where no latency criterion had controlled the session
 	Sweep       *SweepRecord   `json:"sweep,omitempty"`
 	Serving     *ServingRecord `json:"serving,omitempty"`
 	Plan        *ServingPlan   `json:"serving_plan,omitempty"`
@@ -37,26 +38,71 @@ type SweepRecord struct {
 
 // Record holds the samples of one criterion.
 type Record struct {
-	Criterion    Criterion  `json:"criterion"`
-	PromptLength int        `json:"prompt_length"`
-	MaxTokens    int        `json:"max_tokens"`
-	MaxBatchSize int        `json:"max_batch_size"`
-	Seed         uint64     `json:"seed"`
-	Warmups      int        `json:"warmups"`
-	Planned      int        `json:"planned_blocks"` // at most
-	Plan         stats.Plan `json:"plan"`           // without looks where no bound is possible
-	ControlPlan  stats.Plan `json:"control_plan"`
-	Roofline     *Roofline  `json:"roofline,omitempty"`
-	Blocks       []Block    `json:"blocks"`
-	Problems     []Problem  `json:"problems,omitempty"`
+	Criterion     Criterion  `json:"criterion"`
+	PromptLength  int        `json:"prompt_length"`
+	MaxTokens     int        `json:"max_tokens"`
+	MaxBatchSize  int        `json:"max_batch_size"`
+	Seed          uint64     `json:"seed"`
+	Rules         Rules      `json:"rules"`
+	Warmups       int        `json:"warmups"`        // at least
+	Planned       int        `json:"planned_blocks"` // at most, disturbed ones not counted
+	Plan          stats.Plan `json:"plan"`           // without looks where no bound is possible
+	ControlPlan   stats.Plan `json:"control_plan"`
+	Roofline      *Roofline  `json:"roofline,omitempty"`
+	BestBandwidth float64    `json:"best_bandwidth_bytes_per_s,omitempty"` // probed earlier in the session
+	Control       *Control   `json:"session_control,omitempty"`            // of the session, for a criterion without a control arm
+	WarmupBlocks  []Block    `json:"warmup_blocks"`
+	Blocks        []Block    `json:"blocks"`            // as measured, disturbed ones included
+	TimeUp        bool       `json:"time_up,omitempty"` // ended by -time-limit
+	Problems      []Problem  `json:"problems,omitempty"`
+}
+
+// Control is what lone requests showed: the ratios to the serial arm of the
+// serial arm again, and of the batch arm.
+type Control struct {
+	Serial      []float64  `json:"serial"`
+	Batch       []float64  `json:"batch"`
+	Plan        stats.Plan `json:"plan"`              // of Batch
+	ControlPlan stats.Plan `json:"control_plan"`      // of Serial
+	Invalid     string     `json:"invalid,omitempty"` // why it cannot be used
+}
+
+// control is what the A/A check of a record rests on; nil if there is nothing.
+func (r *Record) control() *Control {
+	if ratios := r.Ratios(ArmControl); len(ratios) > 0 {
+		return &Control{Serial: ratios, Batch: r.Ratios(ArmBatch), Plan: r.Plan, ControlPlan: r.ControlPlan}
+	}
+	return r.Control
+}
+
+// Kept are the blocks that stand: those not disturbed, in run order.
+func (r *Record) Kept() []*Block {
+	kept := make([]*Block, 0, len(r.Blocks))
+	for i := range r.Blocks {
+		if r.Rules.QuietLimits.Disturbed(r.Blocks[i].Readings) == "" {
+			kept = append(kept, &r.Blocks[i])
+		}
+	}
+	return kept
+}
+
+// bandwidth is the best probe of the session so far: noise only lowers a probe,
+// and a ceiling is about what the machine can do. 0 if nothing was probed.
+func (r *Record) bandwidth() float64 {
+	best := r.BestBandwidth
+	for i := range r.Blocks {
+		best = max(best, r.Blocks[i].ReadBandwidth)
+	}
+	return best
 }
 
 // Block is one interleaved measurement. It yields one ratio.
 type Block struct {
-	Index         int       `json:"index"` // from 0
-	Started       time.Time `json:"started"`
-	ReadBandwidth float64   `json:"read_bandwidth_bytes_per_s,omitempty"` // probed just before the arms; absent if it was not
-	Arms          []ArmRun  `json:"arms"`                                 // in the order in which they ran
+	Index         int             `json:"index"` // from 0, its place in the plan of orders; a disturbed block is repeated at the same place
+	Started       time.Time       `json:"started"`
+	ReadBandwidth float64         `json:"read_bandwidth_bytes_per_s,omitempty"` // probed just before the arms; absent if it was not
+	Readings      []stats.Reading `json:"readings,omitempty"`                   // of disturbance, while the arms ran
+	Arms          []ArmRun        `json:"arms"`                                 // in the order in which they ran
 }
 
 // ArmRun is one arm's share of a block.
@@ -114,11 +160,12 @@ func (b *Block) Run(arm string) *ArmRun {
 	return nil
 }
 
-// Ratios are the ratios of an arm to the serial arm, one for each block that has both.
+// Ratios are the ratios of an arm to the serial arm, one for each undisturbed
+// block that has both.
 func (r *Record) Ratios(arm string) []float64 {
 	var ratios []float64
-	for i := range r.Blocks {
-		reference, run := r.Blocks[i].Run(ArmSerial), r.Blocks[i].Run(arm)
+	for _, b := range r.Kept() {
+		reference, run := b.Run(ArmSerial), b.Run(arm)
 		if reference != nil && run != nil {
 			ratios = append(ratios, r.Criterion.Ratio(reference, run))
 		}

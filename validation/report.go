@@ -18,6 +18,9 @@ func (j *Judgement) Print(w io.Writer) {
 		p("ratio", "%.3f, median of %d blocks (min %.3f, max %.3f); %s", j.Ratio.Median, len(j.Record.Ratios(ArmBatch)), j.Ratio.Min, j.Ratio.Max, j.boundText())
 		p("target", "%s", j.targetText())
 		p("ceiling", "%s", j.ceilingText())
+		if j.Account != nil {
+			p("account", "%s", j.Account.text())
+		}
 		j.Serial.print(p)
 		j.Batch.print(p)
 		p("roofline", "%s", j.rooflineText())
@@ -26,7 +29,15 @@ func (j *Judgement) Print(w io.Writer) {
 		p("time", "%s", j.timeText())
 	}
 	if known(j.Control.Median) {
-		p("control", "serial against serial: %.3f (min %.3f, max %.3f): %s", j.Control.Median, j.Control.Min, j.Control.Max, j.controlText())
+		p("control", "serial against serial%s: %.3f (min %.3f, max %.3f): %s", j.controlFrom(), j.Control.Median, j.Control.Min, j.Control.Max, j.controlText())
+	}
+	for _, c := range j.Checks {
+		switch {
+		case !c.OK:
+			p("broken", "%s: %s", c.Name, c.Reason)
+		case c.Name == checkQuiet:
+			p("quiet", "%s", c.Reason)
+		}
 	}
 	for _, problem := range j.Problems {
 		p("problem", "%s", problem)
@@ -54,15 +65,25 @@ func (j *Judgement) controlText() string {
 	return j.ControlCheck.Reason
 }
 
+func (j *Judgement) controlFrom() string {
+	if j.Record.Control != nil {
+		return ", lone requests of this session"
+	}
+	return ""
+}
+
 func (j *Judgement) targetText() string {
 	c := j.Record.Criterion
-	if c.Target == 0 {
+	if _, ok := j.Record.goal(); !ok {
+		if c.Family == FamilyControl {
+			return "none: it controls the session"
+		}
 		return "none at this level"
 	}
 	if gap := j.Gap(); gap >= 0 {
-		return fmt.Sprintf("%s, met by %.3f", c.Rule(), gap)
+		return fmt.Sprintf("%s, met by %.3f", j.Rule(), gap)
 	}
-	return fmt.Sprintf("%s, missed by %.3f", c.Rule(), -j.Gap())
+	return fmt.Sprintf("%s, missed by %.3f", j.Rule(), -j.Gap())
 }
 
 func (j *Judgement) ceilingText() string {
@@ -76,17 +97,27 @@ func (j *Judgement) ceilingText() string {
 	if j.Record.Roofline.PeakFLOPs == 0 {
 		text += "; arithmetic taken to be free, its peak is unknown"
 	}
-	if t := j.Record.Criterion.Target; t > j.Ceiling {
+	if goal, _ := j.Record.goal(); goal.Value > j.Ceiling {
 		text += "; the target is unreachable on this machine"
 	}
 	return text
+}
+
+// Rule is what the ratio is held against, such as "≥ 1.70".
+func (j *Judgement) Rule() string {
+	r := &j.Record.Rules
+	if r.Against != AgainstCeiling || j.Record.Criterion.Lower() {
+		return j.Record.Criterion.Rule()
+	}
+	goal, _ := j.Record.goal()
+	return fmt.Sprintf("≥ %s (%.0f %% of the ceiling)", number2(goal.Value), 100*r.Share)
 }
 
 func (j *Judgement) rooflineText() string {
 	if !known(j.SerialShare) {
 		return "share of the serial arm unknown: bandwidth or model cost not measured"
 	}
-	return fmt.Sprintf("the serial arm reaches %.0f %%: %.0f MB a step in %s, against %.1f GB/s of streaming reads",
+	return fmt.Sprintf("the serial arm reaches %.0f %%: %.0f MB a step in %s, against %.1f GB/s of streaming reads (best probe)",
 		100*j.SerialShare, j.Record.Roofline.DecodeBytes/1e6, humanS(j.Serial.Gap), j.Bandwidth/1e9)
 }
 

@@ -1,6 +1,10 @@
 package validation
 
-import "math"
+import (
+	"math"
+
+	"github.com/batchproof/batchproof/engine/model"
+)
 
 // Roofline is what a criterion's work must cost at least, whatever the code:
 // bytes to read and write, and arithmetic. With the machine's measured rates it
@@ -14,28 +18,36 @@ type Roofline struct {
 
 // Work is a number of like steps.
 type Work struct {
-	Kind  string  `json:"kind"` // "prefill" or "decode"
-	Steps int     `json:"steps"`
-	Rows  int     `json:"rows"`
-	Bytes float64 `json:"bytes"` // of one step
-	FLOPs float64 `json:"flops"` // of one step
+	Kind    string  `json:"kind"` // "prefill" or "decode"
+	Steps   int     `json:"steps"`
+	Rows    int     `json:"rows"`
+	Bytes   float64 `json:"bytes"` // of one step; the next three are its parts
+	Weights float64 `json:"weight_bytes"`
+	KV      float64 `json:"kv_bytes"`
+	State   float64 `json:"state_bytes"` // recurrent and convolution state
+	FLOPs   float64 `json:"flops"`       // of one step
 }
 
-// StepCost is the bytes and the arithmetic of a step of rows that each add
-// tokens to a context, drawing one token a row.
-type StepCost func(rows, tokens, context int) (bytes, flops float64)
+func work(kind string, steps, rows int, c model.Cost) Work {
+	return Work{
+		Kind: kind, Steps: steps, Rows: rows, Bytes: float64(c.Bytes()), FLOPs: float64(c.FLOPs),
+		Weights: float64(c.WeightBytes), KV: float64(c.KVReadBytes + c.KVWriteBytes), State: float64(c.RecurrentBytes + c.ConvBytes),
+	}
+}
+
+// StepCost is the least work of a step of rows that each add tokens to a
+// context, drawing one token a row.
+type StepCost func(rows, tokens, context int) model.Cost
 
 // NewRoofline lays out the least work of both arms: the serial arm takes the
 // requests one by one, the batch arm in waves as wide as it may be, each with
 // all its prompts in one step.
 func NewRoofline(cost StepCost, requests, promptLength, maxTokens, width int, peakFLOPs float64) *Roofline {
 	wave := func(rows int) []Work {
-		pb, pf := cost(rows, promptLength, promptLength)
-		// A decode step at the mean context stands for all of them: cost is linear in it.
-		db, df := cost(rows, 1, promptLength+maxTokens/2)
 		return []Work{
-			{Kind: "prefill", Steps: 1, Rows: rows, Bytes: pb, FLOPs: pf},
-			{Kind: "decode", Steps: maxTokens - 1, Rows: rows, Bytes: db, FLOPs: df},
+			work("prefill", 1, rows, cost(rows, promptLength, promptLength)),
+			// A decode step at the mean context stands for all of them: cost is linear in it.
+			work("decode", maxTokens-1, rows, cost(rows, 1, promptLength+maxTokens/2)),
 		}
 	}
 	r := &Roofline{PeakFLOPs: peakFLOPs}

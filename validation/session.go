@@ -25,12 +25,15 @@ type Session struct {
 	failed     bool // the store or a model could not be opened
 
 	probesOf func(backend.Backend) Probes
+	tune     func(*Rules) // by tests
 
 	stand  *Stand // what is loaded now
 	name   string // and what was asked for
 	shape  Shape
 	probes Probes
-	peak   float64 // FLOP/s, measured once
+	peak   float64  // FLOP/s, the best measured
+	best   float64  // bandwidth in bytes/s, the best probed
+	lone   *Control // of this session, where no latency criterion has one
 }
 
 // NewSession makes a session whose measurements end when ctx does.
@@ -82,6 +85,7 @@ func (s *Session) load(name string, shape Shape, out io.Writer) (err error) {
 		return err
 	}
 	s.stand, s.name, s.shape, s.probes = stand, name, shape, s.probesOf(stand.Backend)
+	s.peak, s.best, s.lone = 0, 0, nil
 	s.results.Environment.Backend = stand.Backend.Describe()
 	s.store.WriteJSON("environment.json", &s.results.Environment, true)
 	s.keep()
@@ -110,28 +114,29 @@ func (s *Session) Measure(c Criterion, out io.Writer) (*Judgement, error) {
 	}
 	model := s.stand.Info()
 	s.results.Model = &model
-	roofline, err := s.roofline(c)
-	if err != nil {
-		return nil, err
+	if s.Options.Against == AgainstCeiling && (s.probes.PeakFLOPs == nil || s.probes.ReadBandwidth == nil) {
+		return nil, fmt.Errorf("-against ceiling: backend %s measures no bandwidth or no arithmetic peak, so there is no ceiling", o.Backend)
+	}
+	var control *Control
+	if c.Family == FamilyThroughput {
+		if control, err = s.control(out); err != nil {
+			return nil, err
+		}
 	}
 	log := io.MultiWriter(out, s.store.Log(logName(c)))
 	index := len(s.results.Criteria)
-	config := s.stand.Checkpoint.Config
-	x := &Experiment{
-		Criterion:    c,
-		Arms:         Arms(c, o, s.stand.Arm),
-		Prompts:      NewPrompts(o.Seed, c.String(), o.PromptLength, config.Vocab, config.EOS),
-		PromptLength: o.PromptLength, MaxTokens: o.MaxTokens, MaxBatchSize: o.MaxBatchSize,
-		Warmups: o.Warmups(c.Family), Runs: o.TestRuns, Seed: o.Seed,
-		Budget:   s.budget(c),
-		Roofline: roofline, Bandwidth: s.probes.ReadBandwidth, Now: time.Now,
-		Log: func(format string, args ...any) { fmt.Fprintf(log, format+"\n", args...) },
-		Keep: func(r *Record) {
-			s.results.Criteria = append(s.results.Criteria[:index], r)
-			s.keep()
-		},
+	x, err := s.experiment(c, o.MaxTokens, log)
+	if err != nil {
+		return nil, err
+	}
+	x.Control = control
+	x.Warmups, x.Runs, x.Budget, x.Limit = o.Warmups(c.Family), o.TestRuns, s.budget(c), s.left()
+	x.Keep = func(r *Record) {
+		s.results.Criteria = append(s.results.Criteria[:index], r)
+		s.keep()
 	}
 	rec, err := x.Run(s.ctx)
+	s.best = max(s.best, rec.bandwidth())
 	s.results.Interrupted = s.ctx.Err() != nil
 	s.keep()
 	s.store.WriteFile("bench.txt", BenchLines(&s.results))
@@ -141,8 +146,81 @@ func (s *Session) Measure(c Criterion, out io.Writer) (*Judgement, error) {
 	return j, err
 }
 
-// budget is a criterion's share of the time that is left, by the requests that a
-// block of it serves.
+// experiment is what all criteria have in common.
+func (s *Session) experiment(c Criterion, maxTokens int, log io.Writer) (*Experiment, error) {
+	o := &s.Options
+	roofline, err := s.roofline(c, maxTokens)
+	if err != nil {
+		return nil, err
+	}
+	config := s.stand.Checkpoint.Config
+	rules := o.Rules(c)
+	rules.QuietLimits = limits(s.probes.Watchers)
+	if s.tune != nil {
+		s.tune(&rules)
+	}
+	return &Experiment{
+		Criterion:    c,
+		Arms:         Arms(c, o, s.stand.Arm),
+		Prompts:      NewPrompts(o.Seed, c.String(), o.PromptLength, config.Vocab, config.EOS),
+		PromptLength: o.PromptLength, MaxTokens: maxTokens, MaxBatchSize: o.MaxBatchSize,
+		Seed: o.Seed, Rules: rules, Watchers: s.probes.Watchers,
+		Roofline: roofline, Bandwidth: s.probes.ReadBandwidth, Best: s.best, Now: time.Now,
+		Log: func(format string, args ...any) { fmt.Fprintf(log, format+"\n", args...) },
+	}, nil
+}
+
+// controlTokens is the length of the control's lone requests: steps enough to
+// judge a ratio, in a fraction of a criterion's time.
+const controlTokens = 32
+
+// control is the A/A control of the session, and the proof that the serial arm
+// is not handicapped. The latency criterion has both; where it was not measured
+// or not decided, lone requests are measured once for all throughput criteria.
+func (s *Session) control(out io.Writer) (*Control, error) {
+	for _, j := range s.judgements {
+		if j.Record.Criterion.Family == FamilyLatency && (j.ControlCheck.Verdict != Inconclusive || s.Options.TestRuns > 0) && len(j.Record.Kept()) > 0 {
+			return j.Record.control(), nil
+		}
+	}
+	if s.lone != nil {
+		return s.lone, nil
+	}
+	log := io.MultiWriter(out, s.store.Log(logName(ThroughputCriterion(0))))
+	x, err := s.experiment(Criterion{Family: FamilyControl, Concurrent: 1}, min(controlTokens, s.Options.MaxTokens), log)
+	if err != nil {
+		return nil, err
+	}
+	x.Warmups, x.Runs, x.Limit = s.Options.Warmups(FamilyControl), s.Options.TestRuns, s.left()
+	rec, err := x.Run(s.ctx)
+	s.best = max(s.best, rec.bandwidth())
+	s.results.Control = rec
+	s.results.Interrupted = s.ctx.Err() != nil
+	s.keep()
+	if err != nil {
+		return nil, fmt.Errorf("control of the session: %w", err)
+	}
+	j := Judge(rec)
+	j.Print(log)
+	if s.lone = rec.control(); s.lone == nil {
+		s.lone = new(Control)
+	}
+	if j.Verdict == Invalid {
+		s.lone.Invalid = j.Reason
+	}
+	return s.lone, nil
+}
+
+// left is the time until the limit; 0 if there is none.
+func (s *Session) left() time.Duration {
+	if s.Options.TimeLimit == 0 {
+		return 0
+	}
+	return max(s.Options.TimeLimit-time.Since(s.results.Started), 1)
+}
+
+// budget is a criterion's share of the time that is left, by the least work that
+// each of those to come must do.
 func (s *Session) budget(c Criterion) time.Duration {
 	o := &s.Options
 	if o.TimeLimit == 0 {
@@ -151,7 +229,11 @@ func (s *Session) budget(c Criterion) time.Duration {
 	measured := func(c Criterion) bool {
 		return slices.ContainsFunc(s.judgements, func(j *Judgement) bool { return j.Record.Criterion == c })
 	}
-	weight := func(c Criterion) int { return c.Concurrent + 2 }
+	// In runs of a lone request; a batch takes about as long as two of them.
+	weight := func(c Criterion) int {
+		block := c.Concurrent + 2
+		return (o.Warmups(c.Family) + leastBlocks(c.Family)) * block
+	}
 	rest := 0
 	all := []Criterion{LatencyCriterion()}
 	for _, n := range o.NumConcurrent {
@@ -162,8 +244,7 @@ func (s *Session) budget(c Criterion) time.Duration {
 			rest += weight(other)
 		}
 	}
-	left := max(o.TimeLimit-time.Since(s.results.Started), 1) // 0 would be no limit
-	return left * time.Duration(weight(c)) / time.Duration(max(rest, weight(c)))
+	return max(s.left()*time.Duration(weight(c))/time.Duration(max(rest, weight(c))), 1)
 }
 
 // Replay judges recorded samples again: the same samples, the same verdicts.
@@ -179,6 +260,10 @@ func (s *Session) Replay(path string, out io.Writer) ([]*Judgement, error) {
 		fmt.Fprintf(out, "%s on %s, %s\n", r.Model.Name, r.Environment.CPU, r.Environment.Backend)
 	}
 	for _, rec := range r.Criteria {
+		if o := &s.Options; slices.Contains(o.given, "against") {
+			rules := o.Rules(rec.Criterion)
+			rec.Rules.Against, rec.Rules.Share = rules.Against, rules.Share
+		}
 		j := Judge(rec)
 		j.Print(out)
 		s.judgements = append(s.judgements, j)
@@ -186,19 +271,20 @@ func (s *Session) Replay(path string, out io.Writer) ([]*Judgement, error) {
 	return s.judgements, nil
 }
 
-// roofline is the least work of a criterion; nil if the backend cannot tell its peak.
-func (s *Session) roofline(c Criterion) (*Roofline, error) {
+// roofline is the least work of a criterion; nil if the backend cannot tell its
+// peak. The peak is measured anew each time and the best is kept: noise only
+// lowers it.
+func (s *Session) roofline(c Criterion, maxTokens int) (*Roofline, error) {
 	if s.probes.PeakFLOPs == nil {
 		return nil, nil
 	}
-	if s.peak == 0 {
-		var err error
-		if s.peak, err = s.probes.PeakFLOPs(); err != nil {
-			return nil, fmt.Errorf("arithmetic peak: %w", err)
-		}
+	peak, err := s.probes.PeakFLOPs()
+	if err != nil {
+		return nil, fmt.Errorf("arithmetic peak: %w", err)
 	}
+	s.peak = max(s.peak, peak)
 	o := &s.Options
-	return NewRoofline(ModelCost(s.stand.Checkpoint), c.Concurrent, o.PromptLength, o.MaxTokens, o.MaxBatchSize, s.peak), nil
+	return NewRoofline(ModelCost(s.stand.Checkpoint), c.Concurrent, o.PromptLength, maxTokens, o.MaxBatchSize, s.peak), nil
 }
 
 // keep writes results.json anew.

@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
+
+	"github.com/batchproof/batchproof/validation/stats"
 )
 
 // Store is one run's results directory. It is written as the run goes: every
@@ -152,5 +155,49 @@ func Load(path string) (*Results, error) {
 	if err := json.Unmarshal(data, r); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
+	for i, rec := range append(slices.Clone(r.Criteria), r.Control) {
+		if rec == nil && i == len(r.Criteria) {
+			continue
+		}
+		if err := rec.check(); err != nil {
+			return nil, fmt.Errorf("%s: criterion %d: %w", path, i+1, err)
+		}
+	}
 	return r, nil
+}
+
+// check finds what no session writes, so that no judgement meets it.
+func (r *Record) check() error {
+	if r == nil {
+		return errors.New("the record is empty")
+	}
+	plans := []stats.Plan{r.Plan, r.ControlPlan}
+	if r.Control != nil {
+		plans = append(plans, r.Control.Plan, r.Control.ControlPlan)
+	}
+	for _, p := range plans {
+		if p.Max() == 0 {
+			continue
+		}
+		if err := p.Check(); err != nil {
+			return err
+		}
+	}
+	if r.Criterion.Concurrent < 1 || r.MaxTokens < 2 {
+		return fmt.Errorf("%d concurrent requests of %d tokens are no criterion", r.Criterion.Concurrent, r.MaxTokens)
+	}
+	var err error
+	r.each(func(where string, b *Block) {
+		if b.Run(ArmSerial) == nil || b.Run(ArmBatch) == nil {
+			err = fmt.Errorf("%s lacks an arm", where)
+		}
+		for i := range b.Arms {
+			a := &b.Arms[i]
+			n := a.Steps.Len()
+			if len(a.Steps.BeginNS) != n || len(a.Steps.Rows) != n || len(a.Steps.PromptRows) != n || len(a.Steps.Tokens) != n || len(a.Steps.Drawn) != n {
+				err = fmt.Errorf("%s, %s arm: the columns of its steps have different lengths", where, a.Arm)
+			}
+		}
+	})
+	return err
 }

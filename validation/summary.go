@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/batchproof/batchproof/validation/stats"
+	"github.com/batchproof/batchproof/validation/sweep"
 )
 
 // Spread sums up samples.
@@ -31,6 +32,7 @@ type ArmSummary struct {
 	RequestsPerS   float64
 	TokensPerS     float64
 	Gap            float64 // median time between two tokens of a request, seconds
+	QuietGap       float64 // the same, what a tenth of them do not exceed
 	Steps          int
 	Histogram      map[int]int // steps by number of rows
 	MeanRows       float64     // of the steps without prompt chunks
@@ -39,6 +41,7 @@ type ArmSummary struct {
 	PrefillElapsed float64     // steps with prompt chunks
 	DecodeElapsed  float64     // the other steps
 	DecodeSteps    int
+	Between        float64 // all seconds between two steps
 	SchedulerCost  float64 // median time between two steps, seconds
 	PlanPerStep    float64 // the same by the scheduler's own account, mean, seconds
 }
@@ -49,13 +52,13 @@ func (s *ArmSummary) Overhead() float64 { return s.Elapsed - s.PrefillElapsed - 
 // SchedulerShare is the median time between two steps over the median step.
 func (s *ArmSummary) SchedulerShare() float64 { return s.SchedulerCost / s.DecodeStep }
 
-// Summarise sums up an arm of a record.
+// Summarise sums up an arm over the blocks of a record that stand.
 func Summarise(rec *Record, arm string) ArmSummary {
 	s := ArmSummary{Arm: arm, Histogram: make(map[int]int)}
 	var latency, ttft, gaps, decode, between []float64
 	requests, tokens, decodeRows, plan := 0, 0, 0, 0.0
-	for i := range rec.Blocks {
-		run := rec.Blocks[i].Run(arm)
+	for _, b := range rec.Kept() {
+		run := b.Run(arm)
 		if run == nil {
 			continue
 		}
@@ -88,13 +91,20 @@ func Summarise(rec *Record, arm string) ArmSummary {
 				decode = append(decode, d)
 			}
 			if k > 0 {
-				between = append(between, seconds(log.BeginNS[k]-log.BeginNS[k-1]-log.DurationNS[k-1]))
+				pause := seconds(log.BeginNS[k] - log.BeginNS[k-1] - log.DurationNS[k-1])
+				s.Between += pause
+				between = append(between, pause)
 			}
 		}
 	}
 	s.Latency, s.TTFT = spread(latency), spread(ttft)
 	s.RequestsPerS, s.TokensPerS = float64(requests)/s.Elapsed, float64(tokens)/s.Elapsed
 	s.Gap, s.DecodeStep, s.SchedulerCost = stats.Median(gaps), stats.Median(decode), stats.Median(between)
+	s.QuietGap = math.NaN()
+	if len(gaps) > 0 {
+		slices.Sort(gaps)
+		s.QuietGap = sweep.Percentile(gaps, 0.1)
+	}
 	s.PlanPerStep = plan / float64(s.Steps)
 	s.MeanRows = float64(decodeRows) / float64(s.DecodeSteps)
 	return s

@@ -29,7 +29,7 @@ func PrintTable(w io.Writer, judgements []*Judgement) {
 			return
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%.3f\t%s\t%s\t%s\t%s\n", c, j.rate(&j.Serial), j.rate(&j.Batch),
-			j.Ratio.Median, c.Rule(), number2(j.Ceiling), percent(j.SerialShare), j.Verdict)
+			j.Ratio.Median, j.Rule(), number2(j.Ceiling), percent(j.SerialShare), j.Verdict)
 	}
 	rules := Criteria()
 	for _, c := range rules {
