@@ -31,6 +31,21 @@ bench: ## benchmarks in Go benchmark format, compared by mode
 	$(GO) test ./validation -run '^$$' -bench . -count=6 -timeout 60m -backend cpu -checkpoint $(CHECKPOINT) $(FLAGS) | tee $(RESULTS)/bench.txt
 	$(GO) tool benchstat -filter '/mode:(serial OR batch)' -col /mode $(RESULTS)/bench.txt
 
+# make reports every failure as 2; for the exit status itself run bin/compare.
+.PHONY: compare
+compare: ## BASE against HEAD, git refs (measured interleaved) or bench files; fails on a regression (COMPARE=flags)
+	$(GO) build -o bin/compare ./validation/compare
+	bin/compare $(COMPARE) $(BASE) $(HEAD)
+
+.PHONY: baseline
+baseline: ## keep a bench file as this machine's baseline (FILE=results/bench.txt)
+	$(GO) run ./validation/compare -record $(or $(FILE),$(RESULTS)/bench.txt)
+
+.PHONY: trend
+trend: ## draw recorded runs (RUNS="files or folders", default the baselines) into results/trend.svg
+	@mkdir -p $(RESULTS)
+	$(GO) run ./validation/compare -trend $(RESULTS)/trend.svg $(RUNS)
+
 .PHONY: test
 test: ## all tests, quick
 	$(GO) test ./...

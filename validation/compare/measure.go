@@ -1,0 +1,235 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/perf/benchfmt"
+
+	"github.com/batchproof/batchproof/validation/stats"
+)
+
+// A runner measures every benchmark once on one side (0 is base, 1 is head),
+// and returns the output in benchmark format.
+type runner interface {
+	run(ctx context.Context, side int) ([]byte, error)
+}
+
+// session measures two sides in blocks until the rules have an answer. A block
+// is four runs, base head head base or the mirror image: whatever changes
+// steadily during a block cancels out of its ratio. Which of the two comes
+// first is balanced in pairs, by seed.
+type session struct {
+	runner   runner
+	labels   [2]string
+	units    string
+	margin   float64
+	alpha    float64
+	blocks   int           // at most
+	limit    time.Duration // 0: none
+	seed     uint64
+	files    [2]io.Writer // what was measured, block by block
+	now      func() time.Time
+	progress func(format string, args ...any)
+}
+
+// result is what a comparison found.
+type result struct {
+	sides  *sides
+	rows   []stats.Comparison
+	blocks int    // 0 for files that were not measured in blocks
+	ended  string // why measuring ended before the rows were decided
+}
+
+func (s *session) measure(ctx context.Context) (*result, error) {
+	if s.blocks < 6 {
+		return nil, fmt.Errorf("-count %d: want at least 6 blocks, the least that a bound takes", s.blocks)
+	}
+	// One run of each side that does not count: it fills the page cache, and shows
+	// what is wrong with the selection before time is spent.
+	var sets, warm [2]*set
+	var writers [2]*benchfmt.Writer
+	for side := range warm {
+		var err error
+		if warm[side], _, err = s.one(ctx, side, newSet(s.labels[side], s.labels[side])); err != nil {
+			return nil, err
+		}
+		sets[side] = newSet(s.labels[side], s.labels[side])
+		writers[side] = benchfmt.NewWriter(s.files[side])
+	}
+	p, err := pair(warm[0], warm[1], s.units)
+	if err != nil {
+		return nil, err
+	}
+	if d := machineDifferences(warm); len(d) > 0 {
+		return nil, fmt.Errorf("the two sides report different machines (%s); measure both on one", d)
+	}
+	rules, err := newRules(len(p.rows), s.blocks, s.margin, s.alpha)
+	if err != nil {
+		return nil, err
+	}
+	for side := range warm {
+		if err := writeUnits(s.files[side], warm[side]); err != nil {
+			return nil, err
+		}
+	}
+	p.base, p.head = sets[0], sets[1]
+	p.base.better, p.head.better = warm[0].better, warm[1].better
+
+	r := &result{sides: p}
+	began := s.now()
+	for _, baseFirst := range stats.Order(s.seed, s.blocks) {
+		order := [4]int{0, 1, 1, 0}
+		if !baseFirst {
+			order = [4]int{1, 0, 0, 1}
+		}
+		block, err := s.block(ctx, order, r.blocks+1)
+		if err != nil && ctx.Err() != nil {
+			r.ended = fmt.Sprintf("interrupted during block %d of %d", r.blocks+1, s.blocks)
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		for i, side := range order {
+			if err := s.keep(sets[side], warm[side], writers[side], block[i]); err != nil {
+				return nil, err
+			}
+		}
+		r.blocks++
+		if slices.Contains(rules.plans[0].Looks, r.blocks) {
+			if err := s.judge(r, rules, r.blocks == s.blocks); err != nil {
+				return nil, err
+			}
+		}
+		spent := s.now().Sub(began)
+		each := spent / time.Duration(r.blocks)
+		g := gateUndecided
+		if r.rows != nil {
+			g = verdict(r.rows)
+		}
+		s.progress("block %d of at most %d: so far %s; %s left at most", r.blocks, s.blocks, g, (each * time.Duration(s.blocks-r.blocks)).Round(time.Second))
+		if g != gateUndecided {
+			break
+		}
+		if s.limit > 0 && spent+each > s.limit {
+			r.ended = fmt.Sprintf("the time limit of %v ended measuring after block %d of %d", s.limit, r.blocks, s.blocks)
+			break
+		}
+	}
+	if r.blocks == 0 {
+		return nil, errors.New(r.ended + ": nothing was measured")
+	}
+	return r, s.judge(r, rules, true)
+}
+
+func (s *session) judge(r *result, rules *rules, final bool) error {
+	ratios, err := r.sides.blockRatios()
+	if err != nil {
+		return err
+	}
+	higher := make([]bool, len(r.sides.rows))
+	for i, k := range r.sides.rows {
+		higher[i] = r.sides.higher(k)
+	}
+	r.rows = rules.judge(ratios, higher, final)
+	for i, k := range r.sides.rows {
+		r.rows[i].Name = k.String()
+	}
+	return nil
+}
+
+// block runs the sides in order. It is used whole or not at all.
+func (s *session) block(ctx context.Context, order [4]int, number int) (out [4][]*benchfmt.Result, err error) {
+	for i, side := range order {
+		scratch := newSet(s.labels[side], s.labels[side])
+		if _, out[i], err = s.one(ctx, side, scratch); err != nil {
+			return out, err
+		}
+		for _, r := range out[i] {
+			set := func(key, value string) {
+				r.Config = append(r.Config, benchfmt.Config{Key: key, Value: []byte(value), File: true})
+			}
+			set(blockKey, strconv.Itoa(number))
+			set(blocksKey, strconv.Itoa(s.blocks))
+		}
+	}
+	return out, nil
+}
+
+// keep adds a run to the samples and to the file.
+func (s *session) keep(to, warm *set, w *benchfmt.Writer, results []*benchfmt.Result) error {
+	for _, r := range results {
+		name := r.Name.String()
+		if !slices.Contains(warm.benchmarks, name) {
+			return fmt.Errorf("%s measured %s, which it did not measure at first", to.label, name)
+		}
+		for _, v := range r.Values {
+			k := rowKey{name, tidyUnit(v.Unit)}
+			to.samples[k] = append(to.samples[k], sample{v.Value, string(r.Config[len(r.Config)-2].Value)})
+		}
+		if !slices.Contains(to.benchmarks, name) {
+			to.benchmarks = append(to.benchmarks, name)
+		}
+		if err := to.addConfig(r); err != nil {
+			return err
+		}
+		if err := w.Write(r); err != nil {
+			return fmt.Errorf("the samples cannot be kept: %w; choose another directory with -results", err)
+		}
+	}
+	return nil
+}
+
+// one is one run of one side.
+func (s *session) one(ctx context.Context, side int, to *set) (*set, []*benchfmt.Result, error) {
+	out, err := s.runner.run(ctx, side)
+	if err != nil {
+		return nil, nil, err
+	}
+	results, err := to.read(bytes.NewReader(out), "")
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(results) == 0 {
+		return nil, nil, fmt.Errorf("%s has no benchmark that -bench selects; see those it has with: go test ./validation -run '^$' -bench . -benchtime 1x", s.labels[side])
+	}
+	return to, results, nil
+}
+
+// machineDifferences leaves out the engine's description, which a commit may change.
+func machineDifferences(sets [2]*set) string {
+	var out []byte
+	for _, key := range identity {
+		a, b := sets[0].config[key], sets[1].config[key]
+		if key != "engine" && a != "" && b != "" && a != b {
+			out = fmt.Appendf(out, "%s %q against %q ", key, a, b)
+		}
+	}
+	return string(bytes.TrimSpace(out))
+}
+
+// writeUnits begins a file, so that it can be read by itself.
+func writeUnits(w io.Writer, s *set) error {
+	units := make([]string, 0, len(s.better))
+	for unit := range s.better {
+		units = append(units, unit)
+	}
+	slices.Sort(units)
+	for _, unit := range units {
+		direction := map[int]string{1: "higher", -1: "lower"}[s.better[unit]]
+		if direction == "" {
+			continue
+		}
+		if _, err := fmt.Fprintf(w, "Unit %s better=%s\n", unit, direction); err != nil {
+			return fmt.Errorf("the samples cannot be kept: %w; choose another directory with -results", err)
+		}
+	}
+	return nil
+}
