@@ -42,8 +42,8 @@ func (b *Backend) Gather(dst, src backend.Buffer, tokens []int32) {
 	b.launch(kGather, dim(len(tokens), 1, 1), 256, 0, ptr(d.ptr), ptr(s.ptr), i32(s.width), ptr(b.step.array(aGather)))
 }
 
-// Linear prepares the input (norm; for bf16 weights the split in two bf16
-// parts) and multiplies. Which kernel does it changes no bit.
+// Linear multiplies: up to 16 tokens in one launch, more after a launch that
+// prepares them. Which kernel does it changes no bit.
 func (b *Backend) Linear(dst, src backend.Buffer, n int, w backend.Matrix, opt backend.LinearOptions) {
 	d, s, m := dst.(*buffer), src.(*buffer), w.(*matrix)
 	if d == s {
@@ -70,9 +70,20 @@ func (b *Backend) Linear(dst, src backend.Buffer, n int, w backend.Matrix, opt b
 			ptr(d.ptr), i32(d.width), ptr(m.ptr), ptr(x), i32(m.outputs), i32(m.inputs), i32(n), epilogue)
 		return
 	}
-	b.launch(kSplitRows, dim(ceil(n, 8)*8, 1, 1), 256, 0, ptr(x), ptr(s.ptr), i32(s.width), i32(m.inputs), i32(n), ptr(weight), f32(eps), f32(offset))
 	k, grid, shared := b.linearKernel(m.tiles(), n)
-	b.launch(k, grid, 256, shared, ptr(d.ptr), i32(d.width), ptr(m.ptr), ptr(x), i32(m.outputs), i32(m.inputs), i32(n), epilogue)
+	if k != kPrefill {
+		b.launch(k, grid, 256, shared, ptr(d.ptr), i32(d.width), ptr(m.ptr), ptr(s.ptr), i32(s.width),
+			ptr(weight), f32(eps), f32(offset), i32(m.outputs), i32(m.inputs), i32(n), epilogue)
+		return
+	}
+	tiled := ceil(n, 8) * 8
+	scales := x.At(int64(tiled) * int64(ceil(m.inputs, 16)*16) * 4)
+	b.launch(kSplitRows, dim(tiled, 1, 1), 256, 0, ptr(x), ptr(scales), ptr(s.ptr), i32(s.width),
+		ptr(weight), f32(eps), f32(offset), i32(m.inputs), i32(n))
+	if weight == 0 {
+		scales = 0
+	}
+	b.launch(k, grid, 256, shared, ptr(d.ptr), i32(d.width), ptr(m.ptr), ptr(x), ptr(scales), i32(m.outputs), i32(m.inputs), i32(n), epilogue)
 }
 
 // linearKernel chooses by the number of tokens, and for decode so that a block

@@ -111,6 +111,25 @@ func (p *probe) read(b backend.Buffer, tokens int) {
 	}
 }
 
+// same reads whether the first rows of a linear are the same alone, bit for bit.
+func (p *probe) same(dst, src backend.Buffer, n int, w backend.Matrix, opt backend.LinearOptions) {
+	alone := must(p.b.NewBuffer(n, dst.Width()))
+	p.b.Linear(alone, src, n, w, opt)
+	a, b := make([]float32, dst.Width()), make([]float32, dst.Width())
+	differ := float32(0)
+	for i := range n {
+		if err := errors.Join(p.b.Read(a, dst, i), p.b.Read(b, alone, i)); err != nil {
+			panic(err)
+		}
+		for j := range a {
+			if a[j] != b[j] {
+				differ++
+			}
+		}
+	}
+	p.out = append(p.out, []float32{differ})
+}
+
 var probes = map[string]func(p *probe){
 	"weights": func(p *probe) {
 		for _, name := range []string{"a", "b"} {
@@ -148,6 +167,7 @@ var probes = map[string]func(p *probe){
 				src, dst := p.buffer(c.tokens, c.inputs), p.buffer(c.tokens, c.outputs)
 				w := must(p.b.NewMatrix(backend.Stacked, p.source(dtype, c.outputs, c.inputs)))
 				p.b.Linear(dst, src, c.tokens, w, backend.LinearOptions{Norm: norm})
+				p.same(dst, src, min(3, c.tokens), w, backend.LinearOptions{Norm: norm})
 				p.b.Linear(dst, src, c.tokens, w, backend.LinearOptions{Epilogue: backend.Add})
 				p.read(dst, c.tokens)
 				half := p.buffer(c.tokens, c.outputs/2)
@@ -291,6 +311,9 @@ var seeded = []struct {
 	{"linear", "race: two slices in one place", "partial[((warp * MT + m) * NT + t) * 128", "partial[((warp / 2 * MT + m) * NT + t) * 128", "race on shared memory"},
 	{"linear", "unmasked tail of the outputs", "if (token >= n || out >= outputs || (epilogue == 2 && r >= 2)) continue;\n		float", "if (token >= n || (epilogue == 2 && r >= 2)) continue;\n		float", ""},
 	{"linear", "unmasked tail of the tokens", "if (token >= n || out >= outputs || (epilogue == 2 && r >= 2)) continue;\n		float", "if (out >= outputs || (epilogue == 2 && r >= 2)) continue;\n		float", ""},
+	{"linear", "norm of a token by its neighbour's scale", "scale_of(squares + token,", "scale_of(squares + token / 2 * 2,", "differs"},
+	{"linear", "prefill: squares added in another order", "scale_of(squares, 1, inputs, eps);", "scale_of(squares + slices - 1, -1, inputs, eps);", "differs"},
+	{"linear", "prefill: slices at other places", "boundary = slice_begin(slice + 1, ktiles);", "boundary = slice_begin(slice + 1, ktiles) + 1;", "differs"},
 	{"linear", "low parts forgotten", "	mma_bf16(d, a, low);\n", "", "differs"},
 	{"linear", "up read from gate", "up = partial[i + 64];", "up = partial[i];", "differs"},
 	{"linear", "prefill: copies not waited for", "cp_async_wait<stages - 2>();", "cp_async_wait<stages - 1>();", "nothing has written"},

@@ -1,7 +1,14 @@
-// Linear layers. All variants add in one order, so that a token gets the same
-// bits from each: the inputs are cut into eight slices at fixed places; within
-// a slice, tiles of 16 inputs follow in order, the high parts of a tile's
-// activations before the low ones; then the slices are added in order.
+// Linear layers, y = W·norm(x), over bf16 weights.
+//
+// An activation goes into the tensor cores as two bf16 numbers, its high part
+// and the rest, which together have 16 bits of its fraction. The norm's weight
+// is applied before, its scale (which needs the whole row) after the product.
+//
+// All variants add in one order, so that a token gets the same bits from each:
+// the inputs are cut into eight slices at fixed places; within a slice, tiles
+// of 16 inputs follow in order, the high parts of a tile's activations before
+// the low ones; then the slices are added in order. So do the squares of the
+// norm: four lanes for a slice, each with 4 of 16 inputs.
 //
 // epilogue: 0 stores, 1 adds to dst, 2 is silu(gate)·up, where a tile has 8
 // outputs: 8 rows of gate and 8 of up.
@@ -10,6 +17,59 @@
 constexpr int slices = 8;
 
 static __device__ __forceinline__ int slice_begin(int s, int ktiles) { return (int)((int64_t)ktiles * s / slices); }
+
+// activations is a lane's share of a tile of inputs: elements 2q, 2q+1, 2q+8
+// and 2q+9 of 16, for q = lane%4.
+struct activations { float v[4]; };
+
+static __device__ __forceinline__ activations read_activations(const float *x, int k, int inputs, bool pairs) {
+	activations a;
+	if (pairs) {
+		float2 low = *(const float2 *)(x + k), high = *(const float2 *)(x + k + 8);
+		a.v[0] = low.x, a.v[1] = low.y, a.v[2] = high.x, a.v[3] = high.y;
+		return a;
+	}
+#pragma unroll
+	for (int e = 0; e < 4; e++) {
+		int i = k + (e & 1) + (e & 2) * 4;
+		a.v[e] = i < inputs ? x[i] : 0.0f;
+	}
+	return a;
+}
+
+// add_squares goes on with the sum of squares that the norm needs.
+static __device__ __forceinline__ float add_squares(float sum, const activations &a) {
+#pragma unroll
+	for (int e = 0; e < 4; e++) sum = fmaf(a.v[e], a.v[e], sum);
+	return sum;
+}
+
+// quad_sum adds over the four lanes of a slice.
+static __device__ __forceinline__ float quad_sum(float v) {
+	v += __shfl_xor_sync(full_warp, v, 1);
+	return v + __shfl_xor_sync(full_warp, v, 2);
+}
+
+static __device__ __forceinline__ float scale_of(const float *squares, int stride, int inputs, float eps) {
+	float sum = squares[0];
+#pragma unroll
+	for (int s = 1; s < slices; s++) sum += squares[s * stride];
+	return rsqrtf(sum / (float)inputs + eps);
+}
+
+// split makes the operand of the tensor cores: high parts in x and y, the rest
+// in z and w.
+static __device__ __forceinline__ uint4 split(activations a, const float *weight, float offset, int k, int inputs, bool pairs) {
+	if (weight) {
+		activations w = read_activations(weight, k, inputs, pairs);
+#pragma unroll
+		for (int e = 0; e < 4; e++) a.v[e] *= offset + w.v[e];
+	}
+	uint4 b;
+	split_pair(a.v[0], a.v[1], b.x, b.z);
+	split_pair(a.v[2], a.v[3], b.y, b.w);
+	return b;
+}
 
 static __device__ __forceinline__ void load_weights(uint32_t (&a)[4], const uint4 *p) {
 	uint4 v = stream(p);
@@ -46,14 +106,18 @@ static __device__ __forceinline__ void finish(float *dst, float y, float up, int
 // Decode: 1 … 8·NT tokens, bound by reading the weights once. A block of eight
 // warps computes 16·MT outputs, one slice of the inputs a warp; every weight is
 // loaded once, 16 bytes a lane. MT changes how often activations are read
-// again (from L2), and how many blocks there are, but no result.
+// again (from L2), and how many blocks there are, but no result. Norm and split
+// are done by every block for itself: that is cheaper than a launch before it.
 template <int MT, int NT>
-static __device__ __forceinline__ void linear_decode(float *dst, int width, const uint4 *w, const uint4 *x,
+static __device__ __forceinline__ void linear_decode(float *dst, int width, const uint4 *w, const float *x, int x_width,
+                                                     const float *weight, float eps, float offset,
                                                      int outputs, int inputs, int n, int epilogue) {
 	SHARED(float, partial, slices * MT * NT * 128);
+	SHARED(float, squares, slices * NT * 8);
+	bool pairs = inputs % 16 == 0 && x_width % 2 == 0;
 	int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 	int ktiles = (inputs + 15) / 16, mtiles = mtile_count(outputs, epilogue), m0 = blockIdx.x * MT;
-	float acc[MT][NT][4] = {};
+	float acc[MT][NT][4] = {}, sum[NT] = {};
 
 	// Depth tiles are under way at once for each lane: enough bytes in flight
 	// to hide the latency of memory. The last round loads its last tile again
@@ -76,7 +140,12 @@ static __device__ __forceinline__ void linear_decode(float *dst, int width, cons
 #pragma unroll
 			for (int t = 0; t < NT; t++) {
 				uint4 b = {0, 0, 0, 0};
-				if (t * 8 + lane / 4 < n) b = x[((int64_t)t * ktiles + k) * 32 + lane];
+				int token = t * 8 + lane / 4, at = k * 16 + lane % 4 * 2;
+				if (token < n) {
+					activations v = read_activations(x + (int64_t)token * x_width, at, inputs, pairs);
+					sum[t] = add_squares(sum[t], v);
+					b = split(v, weight, offset, at, inputs, pairs);
+				}
 #pragma unroll
 				for (int m = 0; m < MT; m++) mma_split(acc[m][t], a[i][m], b);
 			}
@@ -89,6 +158,11 @@ static __device__ __forceinline__ void linear_decode(float *dst, int width, cons
 #pragma unroll
 			for (int r = 0; r < 4; r++)
 				partial[((warp * MT + m) * NT + t) * 128 + r * 32 + lane] = acc[m][t][r];
+#pragma unroll
+	for (int t = 0; t < NT; t++) {
+		float all = quad_sum(sum[t]);
+		if (lane % 4 == 0) squares[(warp * NT + t) * 8 + lane / 4] = all;
+	}
 	__syncthreads();
 
 	// Accumulator r of a lane is row lane/4 + 8·(r/2), token 2·(lane%4) + r%2.
@@ -105,20 +179,51 @@ static __device__ __forceinline__ void linear_decode(float *dst, int width, cons
 #pragma unroll
 			for (int s = 1; s < slices; s++) up += partial[s * MT * NT * 128 + i + 64];
 		}
+		if (weight) {
+			float scale = scale_of(squares + token, NT * 8, inputs, eps);
+			y *= scale, up *= scale;
+		}
 		finish(dst + (int64_t)token * width + out, y, up, epilogue);
 	}
 }
 
-#define DECODE(MT, NT)                                                                              \
-	KERNEL(256, linear_decode_##MT##_##NT, float *dst, int width, const uint4 *w, const uint4 *x,   \
-	       int outputs, int inputs, int n, int epilogue) {                                          \
-		linear_decode<MT, NT>(dst, width, w, x, outputs, inputs, n, epilogue);                      \
+#define DECODE(MT, NT)                                                                                        \
+	KERNEL(256, linear_decode_##MT##_##NT, float *dst, int width, const uint4 *w, const float *x, int x_width, \
+	       const float *weight, float eps, float offset, int outputs, int inputs, int n, int epilogue) {      \
+		linear_decode<MT, NT>(dst, width, w, x, x_width, weight, eps, offset, outputs, inputs, n, epilogue);  \
 	}
 DECODE(1, 1)
 DECODE(2, 1)
 DECODE(4, 1)
 DECODE(1, 2)
 DECODE(2, 2)
+
+// Input of the prefill kernel: split as decode does it, in the layout of mma's
+// second operand (tiles of 8 tokens × 16 inputs, 16 bytes a lane), and the
+// scales of the norm. grid: tokens rounded up to 8; the last ones are zero
+KERNEL(256, split_rows, uint4 *dst, float *scales, const float *x, int x_width, const float *weight, float eps, float offset,
+       int inputs, int n) {
+	SHARED(float, squares, slices);
+	int t = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, ktiles = (inputs + 15) / 16;
+	bool pairs = inputs % 16 == 0 && x_width % 2 == 0;
+	const float *row = x + (int64_t)t * x_width;
+	for (int i = threadIdx.x; i < ktiles * 4; i += 256) {
+		int k = i / 4 * 16 + i % 4 * 2;
+		uint4 b = {0, 0, 0, 0};
+		if (t < n) b = split(read_activations(row, k, inputs, pairs), weight, offset, k, inputs, pairs);
+		dst[((int64_t)(t / 8) * ktiles + i / 4) * 32 + t % 8 * 4 + i % 4] = b;
+	}
+	if (!weight || t >= n) return;
+	float sum = 0;
+	int end = slice_begin(warp + 1, ktiles);
+	if (lane < 4)
+		for (int k = slice_begin(warp, ktiles); k < end; k++)
+			sum = add_squares(sum, read_activations(row, k * 16 + lane * 2, inputs, pairs));
+	sum = quad_sum(sum);
+	if (lane == 0) squares[warp] = sum;
+	__syncthreads();
+	if (threadIdx.x == 0) scales[t] = scale_of(squares, 1, inputs, eps);
+}
 
 // Prefill: many tokens, bound by the tensor cores. A block computes 128 outputs
 // of 64 tokens; weights and activations come through shared memory, in stages
@@ -127,7 +232,7 @@ constexpr int stages = 3, stage_tiles = 2, block_mtiles = 8, block_ntiles = 8;
 constexpr int stage_vectors = stage_tiles * (block_mtiles + block_ntiles) * 32;  // of 16 bytes
 
 // grid: (outputs/128, tokens/64), dynamic shared memory: stages·stage_vectors·16 bytes
-KERNEL(256, linear_prefill, float *dst, int width, const uint4 *w, const uint4 *x,
+KERNEL(256, linear_prefill, float *dst, int width, const uint4 *w, const uint4 *x, const float *scales,
        int outputs, int inputs, int n, int epilogue) {
 	DYNAMIC_SHARED(memory);
 	uint4 *buffer = (uint4 *)memory;
@@ -210,7 +315,8 @@ KERNEL(256, linear_prefill, float *dst, int width, const uint4 *w, const uint4 *
 				int token = (n0 + wn + t) * 8 + lane % 4 * 2 + r % 2;
 				int out = output_of(m0 + wm + m, lane / 4 + r / 2 * 8, epilogue);
 				if (token >= n || out >= outputs || (epilogue == 2 && r >= 2)) continue;
-				finish(dst + (int64_t)token * width + out, sum[m][t][r], sum[m][t][(r + 2) % 4], epilogue);
+				float scale = scales ? scales[token] : 1.0f;
+				finish(dst + (int64_t)token * width + out, sum[m][t][r] * scale, sum[m][t][(r + 2) % 4] * scale, epilogue);
 			}
 }
 

@@ -30,31 +30,6 @@ static __device__ __forceinline__ float norm_scale(const float *x, int n, float 
 	return rsqrtf(block_sum<8>(sum, scratch) / (float)n + eps);
 }
 
-// Input of a bf16 linear: norm, then the split into two bf16 parts, in the layout
-// of mma's second operand: tiles of 8 tokens × 16 inputs, 16 bytes a lane (high
-// words 0 and 1, low words 0 and 1). weight is null for no norm.
-// grid: tokens rounded up to 8; the last ones are zero
-KERNEL(256, split_rows, uint4 *dst, const float *src, int width, int inputs, int n,
-       const float *weight, float eps, float offset) {
-	SHARED(float, scratch, 8);
-	int t = blockIdx.x, ktiles = (inputs + 15) / 16;
-	const float *x = src + (int64_t)t * width;
-	float scale = t < n && weight ? norm_scale(x, inputs, eps, scratch) : 1.0f;
-	for (int i = threadIdx.x; i < ktiles * 4; i += 256) {
-		float v[4];
-#pragma unroll
-		for (int e = 0; e < 4; e++) {
-			int k = i / 4 * 16 + i % 4 * 2 + (e & 1) + (e & 2) * 4;
-			v[e] = t < n && k < inputs ? x[k] : 0.0f;
-			if (weight && t < n && k < inputs) v[e] = v[e] * scale * (offset + weight[k]);
-		}
-		uint4 out;
-		split_pair(v[0], v[1], out.x, out.z);
-		split_pair(v[2], v[3], out.y, out.w);
-		dst[((int64_t)(t / 8) * ktiles + i / 4) * 32 + t % 8 * 4 + i % 4] = out;
-	}
-}
-
 // Input of an f32 linear: norm only, rows padded with zeros to four inputs.
 KERNEL(256, norm_rows, float *dst, const float *src, int width, int inputs,
        const float *weight, float eps, float offset) {
