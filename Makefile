@@ -46,6 +46,14 @@ trend: ## draw recorded runs (RUNS="files or folders", default the baselines) in
 	@mkdir -p $(RESULTS)
 	$(GO) run ./validation/compare -trend $(RESULTS)/trend.svg $(RUNS)
 
+.PHONY: roofline
+roofline: ## each op and step against the machine's limits (FLAGS="-rows 1,8 -context 64 -prefill 512 -threads 2")
+	$(GO) run ./engine/roofline -checkpoint $(CHECKPOINT) -bench $(RESULTS)/roofline.txt $(FLAGS)
+
+.PHONY: targets
+targets: ## the CPU engine's own targets, as ratios of one run (CHECKPOINT=...)
+	$(GO) run ./engine/roofline -targets -checkpoint $(CHECKPOINT) -bench $(RESULTS)/targets.txt $(FLAGS)
+
 .PHONY: test
 test: ## all tests, quick
 	$(GO) test ./...

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+)
+
+// targetWorkloads are what the targets are about.
+func targetWorkloads(context, prefill, long int) []workload {
+	return []workload{
+		{rows: 1, tokens: 1, context: context}, {rows: 2, tokens: 1, context: context},
+		{rows: 4, tokens: 1, context: context}, {rows: 8, tokens: 1, context: context},
+		{rows: 1, tokens: prefill}, {rows: 1, tokens: 1, context: long},
+	}
+}
+
+// target is one line: what is wanted of a figure, at least or at most.
+type target struct {
+	what   string
+	value  float64
+	unit   string
+	want   float64
+	atMost bool
+	note   string
+}
+
+func (t *target) met() bool {
+	if t.atMost {
+		return t.value <= t.want
+	}
+	return t.value >= t.want
+}
+
+// targets are the engine's, from one interleaved run over targetWorkloads. Shares
+// and ratios are medians over the rounds, each of figures of one round.
+func (s *stand) targets(workloads []workload, results [][]round) []target {
+	serial, prefill, long := results[0], results[4], results[5]
+	share := func(r *round) float64 { return r.least.floor(r.machine) / r.seconds }
+	list := []target{{what: "serial decode, of bandwidth", value: over(serial, share), want: 0.90}}
+	for k, n := range []int{2, 4, 8} {
+		rounds := results[k+1]
+		ratio := make([]float64, len(rounds))
+		ofCeiling := make([]float64, len(rounds))
+		ceiling := make([]float64, len(rounds))
+		for i := range rounds {
+			one, all := &serial[i], &rounds[i]
+			ratio[i] = float64(n) * one.seconds / all.seconds
+			ceiling[i] = float64(n) * one.least.floor(one.machine) / all.least.floor(all.machine)
+			ofCeiling[i] = ratio[i] / ceiling[i]
+		}
+		note := fmt.Sprintf("%.2f× of a ceiling of %.2f×", median(ratio), median(ceiling))
+		list = append(list,
+			target{what: fmt.Sprintf("decode of %d rows, speed-up of ceiling", n), value: median(ofCeiling), want: 0.90, note: note},
+			target{what: fmt.Sprintf("decode of %d rows, speed-up (AVX2, two free cores)", n), value: median(ratio), unit: "×", want: []float64{1.9, 3.5, 4.6}[k]})
+	}
+	list = append(list, target{what: fmt.Sprintf("prefill of %d tokens, of peak", workloads[4].tokens), want: 0.75,
+		value: over(prefill, func(r *round) float64 { return r.least.flops / r.machine.peak / r.seconds })})
+	ofBandwidth := func(rounds []round, op int) float64 {
+		return over(rounds, func(r *round) float64 { o := r.opAt(op); return o.work.bytes / r.machine.bandwidth / o.seconds })
+	}
+	if long[0].opAt(s.meter.attend).calls > 0 {
+		list = append(list, target{what: fmt.Sprintf("attention at context %d, of bandwidth", workloads[5].context), want: 0.80,
+			value: ofBandwidth(long, s.meter.attend)})
+	}
+	if eight := results[3]; eight[0].opAt(s.meter.delta).calls > 0 {
+		list = append(list, target{what: "recurrent state update of 1 row, of bandwidth", want: 0.80, value: ofBandwidth(serial, s.meter.delta)},
+			target{what: "recurrent state update of 8 rows, of bandwidth", want: 0.80, value: ofBandwidth(eight, s.meter.delta)})
+	}
+	mallocs, paused := 0.0, 0.0
+	for _, rounds := range results[:4] {
+		mallocs = max(mallocs, over(rounds, func(r *round) float64 { return r.mallocs }))
+		paused = max(paused, over(rounds, func(r *round) float64 { return r.pauses }))
+	}
+	list = append(list,
+		target{what: "allocations per decode step", value: mallocs, want: 0, atMost: true},
+		target{what: "pauses of a thread per decode step", value: paused, want: float64(s.threads), atMost: true, note: "bounded; on a busy machine others cause them too"})
+	if strings.HasPrefix(s.ck.Name, "random:") {
+		params := float64(s.ck.Config.Params())
+		list = append(list, target{what: "random weights, for 10⁹ parameters", value: s.load.Seconds() / params * 1e9, unit: " s", want: 5, atMost: true,
+			note: fmt.Sprintf("%.2f s for %.0f million", s.load.Seconds(), params/1e6)})
+	}
+	if s.resident > 0 {
+		list = append(list, target{what: "resident after loading, over weights, caches and buffers", value: s.resident / float64(s.meter.memory), unit: "×", want: 1.05, atMost: true,
+			note: fmt.Sprintf("%.0f MB resident, %.0f MB of weights, %.0f MB in all", s.resident/1e6, float64(s.meter.weights)/1e6, float64(s.meter.memory)/1e6)})
+	}
+	return list
+}
+
+func (s *stand) writeTargets(out io.Writer, workloads []workload, results [][]round) {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "\ntarget\tmeasured\twanted\t\t")
+	for _, g := range s.targets(workloads, results) {
+		relation, verdict := "≥", "missed"
+		if g.atMost {
+			relation = "≤"
+		}
+		if g.met() {
+			verdict = "met"
+		}
+		fmt.Fprintf(t, "%s\t%.3g%s\t%s %.3g%s\t%s\t%s\n", g.what, g.value, g.unit, relation, g.want, g.unit, verdict, g.note)
+	}
+	t.Flush()
+}
