@@ -53,6 +53,8 @@ func TestFiles(t *testing.T) {
 	file := func(name, head string, serial, batch float64, n int) string {
 		return benchFile(t, dir, name, head, serial, batch, n)
 	}
+	one := file("one.txt", h+"BenchmarkGenerate/model=m/mode=serial/concurrent=4-2 1 1 TTFT-ms\n", 100, 300, 10)
+	two := file("two.txt", "BenchmarkX 1 1 frobs\n", 1, 1, 0)
 	otherCommit := fmt.Sprintf(header, strings.Repeat("b", 40))
 	otherMachine := strings.Replace(h, "Test CPU", "Other CPU", 1)
 	for _, c := range []struct {
@@ -77,7 +79,10 @@ func TestFiles(t *testing.T) {
 		{"broken filter", []string{"-filter", "((", base, base}, 3, []string{"-filter"}},
 		{"broken line", []string{base, file("broken.txt", "BenchmarkX one\n", 1, 1, 1)}, 3, []string{"broken.txt:1", "record the file again"}},
 		{"mixed machines", []string{base, file("mixed.txt", h+"BenchmarkX 1 1 tok/s\n"+otherMachine, 1, 1, 1)}, 3, []string{"mixes results of cpu"}},
-		{"no direction", []string{"-units", "frobs", base, base}, 3, []string{"no benchmark has the unit frobs"}},
+		{"unit on one side", []string{"-units", "tok/s,TTFT-ms", one, base}, 3, []string{"TTFT-ms on one side only"}},
+		{"neither unit", []string{two, two}, 3, []string{"neither tok/s nor sec/op on both sides"}},
+		{"which way", []string{"-units", "frobs", two, two}, 3, []string{"more or less frobs is better", "Unit frobs better=higher"}},
+		{"no such unit", []string{"-units", "frobs", base, base}, 3, []string{"no benchmark has the unit frobs"}},
 		{"flags of refs", []string{"-count", "9", base, base}, 3, []string{"-count: has no effect on recorded files"}},
 		{"file and ref", []string{base, "HEAD"}, 3, []string{"one is a file and the other is not"}},
 		{"one argument", []string{base}, 3, []string{"want BASE and HEAD, not 1 arguments"}},
@@ -310,7 +315,8 @@ esac
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
 
-	common := []string{"-flags", "", "-benchtime", "1x", "-results", t.TempDir()}
+	results := t.TempDir()
+	common := []string{"-flags", "", "-benchtime", "1x", "-results", results}
 	for _, c := range []struct {
 		name string
 		args []string
@@ -318,7 +324,7 @@ esac
 		want []string
 	}{
 		{"same program", []string{"one", "words"}, 0, []string{"bit for bit"}},
-		{"slower", []string{"one", "slow"}, 1, []string{"regression (margin 3 %): DecodeStep", "-5.0 %", "interleaved blocks"}},
+		{"slower", []string{"one", "slow"}, 1, []string{"regression (margin 3 %): DecodeStep tok/s -5.0 %", "interleaved blocks"}},
 		{"faster", []string{"slow", "one"}, 0, []string{"1 of 1 rows improved"}},
 		{"measured nevertheless", []string{"-aa", "one", "words"}, 0, []string{"no change (margin 3 %)"}},
 		{"no such ref", []string{"one", "nowhere"}, 3, []string{`"nowhere" is neither a file nor a ref`}},
@@ -339,10 +345,22 @@ esac
 			for _, w := range c.want {
 				assert.Contains(t, out+errs, w)
 			}
+			if c.code != 3 && c.name != "same program" {
+				kept, err := filepath.Glob(filepath.Join(results, "*", "compare.json"))
+				require.NoError(t, err)
+				assert.NotEmpty(t, kept)
+			}
 			left, err := os.ReadDir(tmp)
 			require.NoError(t, err)
 			assert.Empty(t, left)
 			assert.Equal(t, 1, strings.Count(git("worktree", "list", "--porcelain"), "worktree "), "no worktree is left")
 		})
 	}
+}
+
+func TestShorten(t *testing.T) {
+	require.Equal(t, []string{"Generate/mode=serial tok/s", "Generate/mode=batch tok/s", "DecodeStep/batch=8 tok/s"}, shorten([]rowKey{
+		{"Generate/model=m/backend=cpu/mode=serial-2", "tok/s"}, {"Generate/model=m/backend=cpu/mode=batch-2", "tok/s"}, {"DecodeStep/model=m/backend=cpu/batch=8-2", "tok/s"},
+	}))
+	require.Equal(t, []string{"Encode/json sec/op"}, shorten([]rowKey{{"Encode/json-8", "sec/op"}}))
 }

@@ -110,7 +110,7 @@ func (c *command) run(ctx context.Context, args []string) int {
 	fs.IntVar(&c.count, "count", 24, "refs: `blocks` at most; measuring ends as soon as the answer is shown")
 	fs.DurationVar(&c.limit, "time-limit", 0, "refs: time in which measuring ends, 0 for none")
 	fs.Uint64Var(&c.seed, "seed", 1, "refs: seed of the order of the blocks")
-	fs.StringVar(&c.results, "results", "results", "refs: `DIR` for the samples, in <UTC time>-compare/, relative to the module's root")
+	fs.StringVar(&c.results, "results", "results", "refs: `DIR` for the samples and compare.json, in <UTC time>-compare/, relative to the module's root")
 	fs.BoolVar(&c.aa, "aa", false, "refs: measure even if both refs give the same program")
 	switch err := fs.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
@@ -340,7 +340,10 @@ func (c *command) refs(ctx context.Context, refs [2]string) (code int, err error
 	if err != nil {
 		return 0, err
 	}
-	c.progress("samples: %s and %s", names[0], names[1])
+	if err := r.summary(c.margin, c.alpha).write(filepath.Join(dir, "compare.json")); err != nil {
+		return 0, err
+	}
+	c.progress("samples: %s", dir)
 	if err := c.table(ctx, r, names[0], names[1]); err != nil {
 		return 0, err
 	}

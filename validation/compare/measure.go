@@ -58,6 +58,9 @@ func (s *session) measure(ctx context.Context) (*result, error) {
 	for side := range warm {
 		var err error
 		if warm[side], _, err = s.one(ctx, side, newSet(s.labels[side], s.labels[side])); err != nil {
+			if ctx.Err() != nil {
+				return nil, errors.New("interrupted before the first block: nothing was measured")
+			}
 			return nil, err
 		}
 		sets[side] = newSet(s.labels[side], s.labels[side])
@@ -114,7 +117,7 @@ func (s *session) measure(ctx context.Context) (*result, error) {
 		if r.rows != nil {
 			g = verdict(r.rows)
 		}
-		s.progress("block %d of at most %d: so far %s; %s left at most", r.blocks, s.blocks, g, (each * time.Duration(s.blocks-r.blocks)).Round(time.Second))
+		s.progress("block %d of at most %d: %s; at most %s left", r.blocks, s.blocks, g, (each * time.Duration(s.blocks-r.blocks)).Round(time.Second))
 		if g != gateUndecided {
 			break
 		}

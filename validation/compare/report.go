@@ -13,6 +13,8 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"golang.org/x/perf/benchfmt"
+
 	"github.com/batchproof/batchproof/validation/stats"
 )
 
@@ -98,11 +100,12 @@ func quoted(list []string) []string {
 
 // print writes the gate's own table and the answer in words.
 func (r *result) print(w io.Writer, margin float64) {
+	short := shorten(r.sides.rows)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "row\thead against base\tinterval\toutcome")
 	for i := range r.rows {
 		c := &r.rows[i]
-		fmt.Fprintf(t, "%s\t%s\t%s … %s\t%s\n", c.Name, change(c.Ratio), change(c.Lower), change(c.Upper), c.Outcome)
+		fmt.Fprintf(t, "%s\t%s\t%s … %s\t%s\n", short[i], change(c.Ratio), change(c.Lower), change(c.Upper), c.Outcome)
 	}
 	t.Flush()
 	for i := range r.rows {
@@ -118,14 +121,41 @@ func (r *result) print(w io.Writer, margin float64) {
 	fmt.Fprintln(w, r.answer(margin))
 }
 
+// shorten leaves out of the rows' names the model, the backend and the number of
+// threads where all rows agree. The table of benchstat has them in full.
+func shorten(rows []rowKey) []string {
+	in := make(map[string]int)
+	for _, k := range rows {
+		_, parts := benchfmt.Name(k.name).Parts()
+		for _, p := range parts {
+			in[string(p)]++
+		}
+	}
+	out := make([]string, len(rows))
+	for i, k := range rows {
+		base, parts := benchfmt.Name(k.name).Parts()
+		out[i] = string(base)
+		for _, p := range parts {
+			part := string(p)
+			known := strings.HasPrefix(part, "/model=") || strings.HasPrefix(part, "/backend=") || part[0] == '-'
+			if !known || in[part] < len(rows) {
+				out[i] += part
+			}
+		}
+		out[i] += " " + k.unit
+	}
+	return out
+}
+
 // answer is one line that stands by itself.
 func (r *result) answer(margin float64) string {
 	n := make(map[stats.Outcome]int)
 	var worst []string
+	short := shorten(r.sides.rows)
 	for i := range r.rows {
 		n[r.rows[i].Outcome]++
 		if r.rows[i].Outcome == stats.Regression {
-			worst = append(worst, fmt.Sprintf("%s %s", r.rows[i].Name, change(r.rows[i].Ratio)))
+			worst = append(worst, fmt.Sprintf("%s %s", short[i], change(r.rows[i].Ratio)))
 		}
 	}
 	m := fmt.Sprintf("margin %.3g %%", 100*margin)
@@ -209,7 +239,7 @@ func (s *summary) write(file string) error {
 		err = os.WriteFile(file, append(data, '\n'), 0o644)
 	}
 	if err != nil {
-		return fmt.Errorf("-json: %w", err)
+		return fmt.Errorf("the result cannot be kept: %w", err)
 	}
 	return nil
 }

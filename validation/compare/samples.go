@@ -159,25 +159,28 @@ func pair(base, head *set, units string) (*sides, error) {
 			strings.Join(missing, "; "))
 	}
 	p := &sides{base: base, head: head}
-	has := func(k rowKey) bool { return len(base.samples[k]) > 0 && len(head.samples[k]) > 0 }
 	for _, name := range base.benchmarks {
+		list, first := strings.Split(units, ","), false
 		if units == "auto" {
-			for _, unit := range []string{"tok/s", "sec/op"} {
-				if k := (rowKey{name, unit}); has(k) {
-					p.rows = append(p.rows, k)
-					break
-				}
-			}
-			continue
+			list, first = []string{"tok/s", "sec/op"}, true
 		}
-		for _, unit := range strings.Split(units, ",") {
-			if k := (rowKey{name, tidyUnit(strings.TrimSpace(unit))}); has(k) {
+		found := false
+		for _, unit := range list {
+			k := rowKey{name, tidyUnit(strings.TrimSpace(unit))}
+			switch b, h := len(base.samples[k]) > 0, len(head.samples[k]) > 0; {
+			case b && h && !(first && found):
 				p.rows = append(p.rows, k)
+				found = true
+			case b != h && !first:
+				return nil, fmt.Errorf("%s has the unit %s on one side only; name units that both have with -units", name, k.unit)
 			}
+		}
+		if first && !found {
+			return nil, fmt.Errorf("%s has neither tok/s nor sec/op on both sides; name a unit that both have with -units, or leave the benchmark out (files: -filter, refs: -bench)", name)
 		}
 	}
 	if len(p.rows) == 0 {
-		return nil, fmt.Errorf("no benchmark has the unit %s on both sides; name others with -units", strings.Replace(units, "auto", "tok/s or sec/op", 1))
+		return nil, fmt.Errorf("no benchmark has the unit %s on both sides; name others with -units", units)
 	}
 	for _, k := range p.rows {
 		b, h := base.better[k.unit], head.better[k.unit]
