@@ -32,6 +32,7 @@ type Results struct {
 type SweepRecord struct {
 	Model      ModelInfo       `json:"model"`
 	Sweep      *sweep.Sweep    `json:"sizes,omitempty"`
+	Limits     *SweepLimits    `json:"limits,omitempty"` // of the sizes
 	Blocking   *sweep.Blocking `json:"blocking,omitempty"`
 	Comparison *Comparison     `json:"continuous_against_static,omitempty"`
 }

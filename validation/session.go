@@ -306,6 +306,7 @@ func (s *Session) Close() error {
 	now := time.Now()
 	s.results.Finished = &now
 	s.keep()
+	s.writeReport()
 	if len(s.judgements) > 0 {
 		fmt.Fprintln(s.Out)
 		PrintTable(s.Out, s.judgements)

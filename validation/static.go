@@ -30,6 +30,10 @@ func (s *Session) Sweep(out io.Writer) (*sweep.Sweep, error) {
 	}
 	rec.Sweep = sw
 	s.keep()
+	if rec.Limits, err = s.sweepLimits(); err != nil {
+		return nil, err
+	}
+	s.keep()
 	s.store.WriteFile("batch_sweep.csv", sw.CSV())
 	sw.Print(log)
 	return sw, nil

@@ -18,13 +18,22 @@ type figure struct {
 
 type table struct {
 	Caption string
-	Text    int // so many columns are words, beside the first
+	Text    int  // so many columns are words, beside the first
+	Prose   bool // the last column is a sentence
 	Head    []string
 	Rows    [][]string
 }
 
-// Words says that a column is not of numbers.
-func (t table) Words(column int) bool { return column <= t.Text }
+// Class says what a column holds, if not numbers.
+func (t table) Class(column int) string {
+	switch {
+	case t.Prose && column == len(t.Head)-1:
+		return "w prose"
+	case column <= t.Text:
+		return "w"
+	}
+	return ""
+}
 
 // longTable is where a table is folded, so that the page stays readable.
 const longTable = 12

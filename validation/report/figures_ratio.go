@@ -39,8 +39,7 @@ func ratios(v *View) *figure {
 			keyOf("median and interval", func(d *drawing) { d.line("interval batch", 1, 7, 25, 7); d.dot("batch fill", 13, 7, 4.5, "") }),
 			keyOf("target", func(d *drawing) { d.line("target", 13, 0, 13, 14) }), ceilingKey,
 		},
-		Tables: []table{{Text: 1, Caption: "Ceiling: the best ratio that this machine's memory bandwidth and arithmetic allow. Roofline: the serial arm's share of the memory bandwidth.",
-			Head: []string{"criterion", "verdict", "ratio", "interval", "target", "ceiling", "of the ceiling", "serial", "batch", "roofline"}}},
+		Tables: []table{{Text: 1, Head: []string{"criterion", "verdict", "ratio", "interval", "target", "ceiling", "of that", "serial", "batch", "roofline"}}},
 	}
 	for i := range v.Criteria {
 		if c := &v.Criteria[i]; c.Verdict != "" {
@@ -124,7 +123,7 @@ func blocks(v *View) *figure {
 		Legend: []key{dotKey("batch hollow", "serial arm first"), dotKey("batch fill", "batch or control arm first"),
 			lineKey("target", "target"), lineKey("batch", "median")},
 	}
-	long := table{Text: 1, Head: []string{"criterion", "ran first", "block", "ratio", "control", "disturbed"}}
+	long := table{Text: 1, Prose: true, Head: []string{"criterion", "ran first", "block", "ratio", "control", "disturbed by"}}
 	controls, disturbed := false, false
 	for _, c := range rows {
 		for _, b := range c.Blocks {
@@ -192,7 +191,7 @@ func missing(v *View) *figure {
 		Reading: "From the ideal, one for each request, what this machine's bytes and arithmetic take leads to the ceiling; from there, what was lost beyond leads to the measured ratio. A gain means that the batch arm is nearer to its floor there than the serial arm is to its own.",
 		Label:   "What takes the ratio from the ideal to the ceiling and on to the measured one, for each criterion",
 		Legend:  []key{boxKey("batch fill", "ratio"), boxKey("floor", "lost to the machine"), boxKey("excess", "lost beyond that"), boxKey("gain", "gained")},
-		Tables:  []table{{Text: 1, Head: []string{"criterion", "cause", "lost to the machine", "lost beyond", "what to do about the latter"}}},
+		Tables:  []table{{Text: 1, Prose: true, Head: []string{"criterion", "cause", "lost to the machine", "lost beyond", "what to do about the latter"}}},
 	}
 	for _, c := range rows {
 		add := func(cells ...string) { f.Tables[0].Rows = append(f.Tables[0].Rows, append([]string{c.Name}, cells...)) }

@@ -166,7 +166,7 @@ func comparison(v *View) *figure {
 		Tables:  []table{{Head: []string{"", "static", "continuous", "ratio"}}},
 	}
 	for _, m := range c.Metrics {
-		f.Tables[0].Rows = append(f.Tables[0].Rows, []string{m.Name, digits(m.Static, 4), digits(m.Continuous, 4), fixed(m.Ratio, 2)})
+		f.Tables[0].Rows = append(f.Tables[0].Rows, []string{m.Name, short(m.Static), short(m.Continuous), fixed(m.Ratio, 2)})
 		if known(m.Ratio) {
 			rows, values = append(rows, m), append(values, m.Ratio)
 		}
@@ -180,7 +180,7 @@ func comparison(v *View) *figure {
 			y := d.lane(i, m.Name, fixed(m.Ratio, 2)+" ×")
 			d.line("grid", x.A, y, x.B, y)
 			a, b := x.at(min(m.Ratio, 1)), x.at(max(m.Ratio, 1))
-			d.rect("batch fill", a, y-6, max(b-a, 1), 12, m.Name+": "+digits(m.Static, 4)+" static, "+digits(m.Continuous, 4)+" continuous")
+			d.rect("batch fill", a, y-6, max(b-a, 1), 12, m.Name+": "+short(m.Static)+" static, "+short(m.Continuous)+" continuous")
 			d.line("target", x.at(1), y-10, x.at(1), y+10)
 		}
 		d.laneAxis(len(rows), &x, tick, "continuous ÷ static")
@@ -227,7 +227,7 @@ func serving(v *View) *figure {
 				d.rect("frame", x.A, y-8, x.at(a.Throughput)-x.A, 16, "throughput "+digits(a.Throughput, 3))
 			}
 			if known(a.Offered) {
-				d.line("target", x.at(a.Offered), y-11, x.at(a.Offered), y+11)
+				d.line("target", x.at(a.Offered), y-9, x.at(a.Offered), y+11)
 			}
 		}
 		d.laneAxis(len(s.Arms), &x, tick, "requests a second")

@@ -31,6 +31,14 @@ func fixed(x float64, decimals int) string {
 	return s
 }
 
+// short prints four digits and no zeros behind them.
+func short(x float64) string {
+	if !known(x) {
+		return unknown
+	}
+	return strconv.FormatFloat(x, 'g', 4, 64)
+}
+
 func ratio(x float64) string { return fixed(x, 3) }
 
 func percent(x float64, decimals int) string {
