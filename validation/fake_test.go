@@ -2,10 +2,13 @@ package validation
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/batchproof/batchproof/engine/model"
 	"github.com/batchproof/batchproof/scheduler"
@@ -104,16 +107,15 @@ func newFakeExperiment(t *testing.T, c Criterion, blocks int) *fakeExperiment {
 	f.Experiment = Experiment{
 		Criterion: c, Arms: []Arm{f.serial.arm(), f.batch.arm()},
 		Prompts: NewPrompts(1, c.String(), 4, 1000, nil), PromptLength: 4, MaxTokens: 11, MaxBatchSize: 8,
-		Warmups: 1, Runs: blocks, Seed: 1, Rules: DefaultRules(c), Control: quietControl(c), Now: clock.now,
+		Warmups: 1, Runs: blocks, Seed: 1, Rules: DefaultRules(c), Control: quietControl(), Now: clock.now,
 		Log:  func(format string, args ...any) { f.log = append(f.log, fmt.Sprintf(format, args...)) },
 		Keep: func(*Record) { f.kept++ },
 	}
 	return f
 }
 
-// quietControl is that of a session in which nothing was wrong; nil for a
-// criterion that has an arm for it.
-func quietControl(c Criterion) *Control {
+// quietControl is that of a session in which nothing was wrong.
+func quietControl() *Control {
 	plan, control, _, err := planFor(Criterion{Family: FamilyControl, Concurrent: 1}, nil, 0)
 	if err != nil {
 		panic(err)
@@ -132,4 +134,15 @@ func costOf(f func(rows, tokens, context int) (bytes, flops float64)) StepCost {
 		bytes, flops := f(rows, tokens, context)
 		return model.Cost{WeightBytes: int64(bytes), FLOPs: int64(flops)}
 	}
+}
+
+// trip sends a record through JSON.
+func trip(t *testing.T, r *Record) *Record {
+	t.Helper()
+	data, err := json.Marshal(r)
+	require.NoError(t, err)
+	back := new(Record)
+	require.NoError(t, json.Unmarshal(data, back))
+	require.NoError(t, back.check())
+	return back
 }

@@ -107,9 +107,16 @@ func (s *Stand) Close() error {
 	return errors.Join(errs...)
 }
 
-// Arm makes an arm that serves requests through the scheduler.
+// Arm makes an arm that serves requests through the scheduler, after a garbage
+// collection: no arm pays for the other's garbage.
 func (s *Stand) Arm(name string, cfg scheduler.Config) Arm {
-	return SchedulerArm(name, s.Engine, s.Meter, cfg)
+	arm := SchedulerArm(name, s.Engine, s.Meter, cfg)
+	run := arm.Run
+	arm.Run = func(ctx context.Context, requests []scheduler.Request) (ArmOutcome, error) {
+		runtime.GC()
+		return run(ctx, requests)
+	}
+	return arm
 }
 
 // SchedulerArm serves requests through a scheduler of its own for each run,
@@ -123,7 +130,6 @@ func SchedulerArm(name string, eng *engine.Engine, meter *Meter, cfg scheduler.C
 			return o, err
 		}
 		meter.Take()
-		runtime.GC() // no arm pays for the other's garbage
 		o.Requests = make([]RequestOutcome, len(requests))
 		o.Begin = time.Now()
 		tickets, err := sched.SubmitAll(ctx, requests)

@@ -66,7 +66,7 @@ func checks(r *Record, j *Judgement) []stats.Check {
 	return append(all, serialSteps(r, j), serialFloor(r, j), promptRepeat(r), stats.Trend(r.Ratios(ArmBatch), r.Rules.TrendAlpha))
 }
 
-// warmWindow is how many steps a window has: 16, or a sixth of a short run.
+// warmWindow is how many steps a window has: 16, or a sixth of a warm-up's.
 func warmWindow(steps int) int { return min(16, max(1, steps/6)) }
 
 // warm says whether every arm's decode steps were stable before the first block.
@@ -82,7 +82,8 @@ func (r *Record) warm() stats.Check {
 		for b := range r.WarmupBlocks {
 			times = append(times, r.WarmupBlocks[b].Run(arm).Steps.decode()...)
 		}
-		_, c := stats.Warm(times, warmWindow(len(times)), r.Rules.WarmTolerance)
+		window := warmWindow(len(r.WarmupBlocks[0].Run(arm).Steps.decode()))
+		_, c := stats.Warm(times, window, r.Rules.WarmTolerance)
 		if !c.OK {
 			c.Reason = arm + " arm: " + c.Reason
 			return c
@@ -135,7 +136,7 @@ func serialAlone(r *Record, c *Control) stats.Check {
 	limit := 1 / (1 + r.Rules.SerialMargin)
 	check := stats.Check{Name: "serial arm alone", OK: true, Value: stats.Median(c.Batch), Limit: limit}
 	if c.Plan.Max() == 0 || len(c.Batch) == 0 {
-		check.Reason = "too few blocks to judge it"
+		check.Value, check.Reason = 1, "too few blocks to judge it"
 		return check
 	}
 	d := stats.Decide(c.Batch, stats.Target{Value: limit, Direction: stats.AtLeast}, c.Plan)
@@ -151,7 +152,7 @@ func serialAlone(r *Record, c *Control) stats.Check {
 func serialSteps(r *Record, j *Judgement) stats.Check {
 	c := stats.Check{Name: "serial arm's steps", OK: true, Value: j.Serial.DecodeStep / j.Batch.DecodeStep, Limit: 1 + r.Rules.SerialMargin}
 	if r.Criterion.Lower() || !known(c.Value) {
-		c.Reason = "one row in both arms"
+		c.Value, c.Reason = 1, "no wider steps to compare with"
 		return c
 	}
 	c.Reason = fmt.Sprintf("a step of one row takes %s, of %.1f rows %s", humanS(j.Serial.DecodeStep), j.Batch.MeanRows, humanS(j.Batch.DecodeStep))
