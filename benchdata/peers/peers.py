@@ -1,0 +1,460 @@
+"""Times decode steps of this engine beside llama.cpp and PyTorch, on one CPU.
+
+    python3 benchdata/peers/peers.py             measure, and print the table
+    python3 benchdata/peers/peers.py --record    also write results.json and the table of README.md
+
+All run the same random bf16 weights in the shape of a Llama model, with the
+same number of threads, on the same prompts. Each is a process of its own that
+waits until it is asked for steps; the driver takes turns between them, so that
+what the machine does meanwhile happens to all. README.md says what is counted.
+
+Needs Go, and for the first run a C++ compiler and cmake: llama.cpp is built
+from source for this machine. Everything is kept in $BATCHPROOF_PEERS, by
+default ~/.cache/batchproof-peers: environment, checkpoints, binaries.
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+CACHE = pathlib.Path(os.environ.get("BATCHPROOF_PEERS", "~/.cache/batchproof-peers")).expanduser()
+
+SHAPES = {
+    "llama-3.2-1b": dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+                         num_key_value_heads=8, head_dim=64, vocab_size=128256),
+    "llama-216m": dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=12, num_attention_heads=16,
+                       num_key_value_heads=4, head_dim=64, vocab_size=32768),
+    "llama-tiny": dict(hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+                       num_key_value_heads=2, head_dim=64, vocab_size=1024),
+}
+OURS = "batchproof"
+ENGINES = [OURS, "llama.cpp", "llama.cpp, flash attention", "PyTorch bf16", "PyTorch f32"]
+
+# What the engine aims at: against the fastest variant of a peer, at a width.
+AIMS = [("llama.cpp", 1, 1.1), ("llama.cpp", 8, 1.5), ("PyTorch", 8, 3.0)]
+
+
+# --- the peers, each in a process with the pinned packages ------------------
+
+class LlamaCpp:
+    """llama.cpp through its C interface: one context for each width."""
+
+    def __init__(self, folder, threads, context, flash):
+        import llama_cpp
+        import numpy
+
+        self.c, self.np, self.threads, self.context, self.flash = llama_cpp, numpy, threads, context, flash
+        self.quiet = llama_cpp.llama_log_callback(lambda *_: None)
+        llama_cpp.llama_log_set(self.quiet, None)
+        llama_cpp.llama_backend_init()
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = 0
+        self.model = llama_cpp.llama_model_load_from_file(str(folder / "model.gguf").encode(), params)
+        assert self.model, f"llama.cpp cannot load {folder / 'model.gguf'}"
+        self.vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.info = llama_cpp.llama_print_system_info().decode().strip()
+
+    def begin(self, prompts):
+        c, rows = self.c, len(prompts)
+        params = c.llama_context_default_params()
+        params.n_seq_max, params.n_ctx = rows, rows * self.context
+        params.n_batch = params.n_ubatch = max(256, rows * max(map(len, prompts)))
+        params.n_threads = params.n_threads_batch = self.threads
+        params.flash_attn_type = int(self.flash)
+        params.no_perf = True
+        state = argparse.Namespace(ctx=c.llama_init_from_model(self.model, params), rows=rows, past=0)
+        assert state.ctx, "llama.cpp cannot make a context"
+        state.batch = c.llama_batch_init(rows * max(map(len, prompts)), 0, 1)
+        self.decode(state, prompts)
+        return state
+
+    def decode(self, state, tokens):
+        """One step: the tokens of each row, logits after its last. Timed is what llama.cpp does."""
+        c, b, n, last = self.c, state.batch, 0, []
+        for row, ids in enumerate(tokens):
+            for i, token in enumerate(ids):
+                b.token[n], b.pos[n], b.n_seq_id[n], b.logits[n] = token, state.past + i, 1, i == len(ids) - 1
+                b.seq_id[n][0] = row
+                n += 1
+            last.append(n - 1)
+        b.n_tokens = n
+        start = time.perf_counter()
+        failed = c.llama_decode(state.ctx, b)
+        c.llama_synchronize(state.ctx)
+        seconds = time.perf_counter() - start
+        assert not failed, f"llama_decode: {failed}"
+        state.past += len(tokens[0])
+        state.logits = [self.np.ctypeslib.as_array(c.llama_get_logits_ith(state.ctx, i), (self.vocab,)) for i in last]
+        state.next = [[int(x.argmax())] for x in state.logits]
+        return seconds
+
+    def step(self, state):
+        return self.decode(state, state.next)
+
+    def logits(self, prompt):
+        state = self.begin([prompt])
+        values = state.logits[0].copy()
+        self.c.llama_batch_free(state.batch)
+        self.c.llama_free(state.ctx)
+        return values
+
+
+class PyTorch:
+    """transformers on PyTorch, eager, with its default attention and cache."""
+
+    def __init__(self, folder, threads, context, dtype):
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        import torch
+        import transformers
+
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        transformers.logging.set_verbosity_error()
+        self.torch, self.transformers = torch, transformers
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        self.info = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, attention: {self.model.config._attn_implementation}"
+
+    def begin(self, prompts):
+        cache = self.transformers.DynamicCache(config=self.model.config)
+        state = argparse.Namespace(cache=cache)
+        self.decode(state, self.torch.tensor(prompts))
+        return state
+
+    def decode(self, state, ids):
+        start = time.perf_counter()
+        with self.torch.inference_mode():
+            state.logits = self.model(ids, cache=state.cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        seconds = time.perf_counter() - start
+        state.next = state.logits.argmax(-1, keepdim=True)
+        return seconds
+
+    def step(self, state):
+        return self.decode(state, state.next)
+
+    def logits(self, prompt):
+        return self.begin([prompt]).logits[0].float().numpy()
+
+
+def worker(engine, folder, threads, context):
+    """Answers requests as the command steps does."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries may print
+    if engine.startswith("llama.cpp"):
+        peer = LlamaCpp(folder, threads, context, flash="flash" in engine)
+    else:
+        peer = PyTorch(folder, threads, context, dict(bf16="bfloat16", f32="float32")[engine.split()[-1]])
+    states = {}
+
+    def answer(what):
+        print(json.dumps(what), file=out, flush=True)
+
+    answer(dict(info=peer.info))
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "logits" in request:
+            values = peer.logits(request["logits"])
+            ids = values.argsort()[::-1][:5]
+            answer(dict(ids=[int(i) for i in ids], values=[float(values[i]) for i in ids]))
+            continue
+        rows = len(request["prompts"])
+        if rows not in states:
+            states[rows] = peer.begin(request["prompts"])
+            peer.step(states[rows])
+        answer(dict(seconds=[peer.step(states[rows]) for _ in range(request["steps"])]))
+
+
+# --- the checkpoint, in both formats ----------------------------------------
+
+def make(shape, folder):
+    """Random weights, as safetensors for the engine and PyTorch and as GGUF for llama.cpp."""
+    import gguf
+    import numpy
+    import torch
+    import transformers
+    from safetensors.torch import load_file
+
+    part = folder.with_name(folder.name + ".part")  # complete or absent
+    shutil.rmtree(part, ignore_errors=True)
+    config = transformers.LlamaConfig(
+        **SHAPES[shape], max_position_embeddings=131072, rms_norm_eps=1e-5, tie_word_embeddings=True, hidden_act="silu",
+        rope_parameters=dict(rope_type="llama3", rope_theta=500000.0, factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                             original_max_position_embeddings=8192),
+        bos_token_id=0, eos_token_id=1, dtype="bfloat16",
+    )
+    torch.manual_seed(1)
+    transformers.LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).save_pretrained(part, max_shard_size="100GB")
+    weights = load_file(part / "model.safetensors")
+
+    w = gguf.GGUFWriter(part / "model.gguf", "llama")
+    w.add_name(shape)
+    w.add_vocab_size(config.vocab_size)
+    w.add_context_length(config.max_position_embeddings)
+    w.add_embedding_length(config.hidden_size)
+    w.add_feed_forward_length(config.intermediate_size)
+    w.add_block_count(config.num_hidden_layers)
+    w.add_head_count(config.num_attention_heads)
+    w.add_head_count_kv(config.num_key_value_heads)
+    w.add_rope_dimension_count(config.head_dim)
+    w.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    w.add_layer_norm_rms_eps(config.rms_norm_eps)
+    w.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    w.add_tokenizer_model("none")
+    w.add_tensor("rope_freqs.weight", rope_factors(config, numpy))
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, x in weights.items():
+        new = names.get_name(name, try_suffixes=(".weight",))
+        if x.dim() == 1:
+            w.add_tensor(new, x.float().numpy())
+            continue
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        if heads:  # llama.cpp rotates adjacent dims
+            x = x.view(heads, 2, -1, x.shape[1]).transpose(1, 2).reshape(x.shape)
+        w.add_tensor(new, x.contiguous().view(torch.uint8).numpy(), raw_dtype=gguf.GGMLQuantizationType.BF16)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    part.rename(folder)
+
+
+def rope_factors(config, numpy):
+    """Divisors of the rotary frequencies, as llama.cpp wants them."""
+    rope, factors = config.rope_parameters, []
+    low = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
+    high = rope["original_max_position_embeddings"] / rope["high_freq_factor"]
+    for d in range(0, config.head_dim, 2):
+        wavelength = 2 * numpy.pi * rope["rope_theta"] ** (d / config.head_dim)
+        if wavelength < high:
+            factors.append(1)
+        elif wavelength > low:
+            factors.append(rope["factor"])
+        else:
+            smooth = (rope["original_max_position_embeddings"] / wavelength - rope["low_freq_factor"]) / (
+                rope["high_freq_factor"] - rope["low_freq_factor"])
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return numpy.array(factors, dtype=numpy.float32)
+
+
+# --- the driver: standard library only --------------------------------------
+
+class Process:
+    """An engine that answers requests."""
+
+    def __init__(self, command):
+        env = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self.command = command
+        self.info = self.read().get("info", "")
+
+    def read(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{' '.join(map(str, self.command))}: ended with status {self.process.wait()}")
+        return json.loads(line)
+
+    def ask(self, **request):
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        return self.read()
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def environment():
+    """The interpreter with the pinned packages, which are installed if they are not there."""
+    python = CACHE / "venv" / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", CACHE / "venv"], check=True)
+    if subprocess.run([python, __file__, "--check"]).returncode:
+        print("installing llama-cpp-python (from source, for this machine), torch and transformers; this takes many minutes", file=sys.stderr)
+        env = os.environ | {"CMAKE_ARGS": os.environ.get("CMAKE_ARGS", "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF")}
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-binary", "llama-cpp-python",
+                        "-r", HERE / "requirements.txt"], check=True, env=env)
+    return python
+
+
+def pinned():
+    return dict(line.split("==") for line in (HERE / "requirements.txt").read_text().split())
+
+
+def check():
+    """Whether this interpreter has the pinned packages."""
+    for name, version in pinned().items():
+        try:
+            if importlib.metadata.version(name).split("+")[0] != version:
+                return False
+        except importlib.metadata.PackageNotFoundError:
+            return False
+    return True
+
+
+def measure(engines, widths, prompt, vocab, rounds, steps):
+    """Seconds of a step by engine and width, a median for each round."""
+    prompts = [[(7919 * row + 104729 * i + 1) % vocab for i in range(prompt)] for row in range(max(widths))]
+    times = {name: {n: [] for n in widths} for name in engines}
+    names = list(engines)
+    for n in widths:
+        for name in names:
+            print(f"\rprompts of {n} rows: {name:<30}", end="", file=sys.stderr)
+            engines[name].ask(prompts=prompts[:n], steps=1)
+    for i in range(rounds):
+        for n in widths:
+            for name in names:
+                print(f"\rround {i + 1} of {rounds}, {n} rows: {name:<30}", end="", file=sys.stderr)
+                # The first step after another engine's does not count.
+                seconds = engines[name].ask(prompts=prompts[:n], steps=steps + 1)["seconds"][1:]
+                times[name][n].append(statistics.median(seconds))
+            names = names[1:] + names[:1]
+    print(file=sys.stderr)
+    return times
+
+
+def ratios(times, name, n):
+    """How often as long a peer takes as this engine, round by round."""
+    return [peer / ours for peer, ours in zip(times[name][n], times[OURS][n])]
+
+
+def table(times, widths):
+    lines = ["| engine | rows | ms per step | tok/s | speed-up over its serial step | its time ÷ ours [range over rounds] |", "|---|---|---|---|---|---|"]
+    for name in times:
+        for n in widths:
+            seconds = statistics.median(times[name][n])
+            speedup = statistics.median(n * a / b for a, b in zip(times[name][widths[0]], times[name][n])) / widths[0]
+            beside = "–"
+            if name != OURS:
+                r = ratios(times, name, n)
+                beside = f"{statistics.median(r):.2f} [{min(r):.2f}, {max(r):.2f}]"
+            lines.append(f"| {name} | {n} | {1e3 * seconds:.1f} | {n / seconds:.1f} | {speedup:.2f} | {beside} |")
+    return "\n".join(lines)
+
+
+def aims(times, widths):
+    """The aims, against the fastest variant of each peer in every round."""
+    lines = []
+    for peer, n, least in AIMS:
+        variants = [name for name in times if name.startswith(peer)]
+        if variants and n in widths and OURS in times:
+            r = statistics.median(map(min, zip(*(ratios(times, name, n) for name in variants))))
+            lines.append(f"- {peer} at {n} row{'s' * (n > 1)}: {r:.2f}× (aim: at least {least}×): {'met' if r >= least else 'missed'}")
+    return "\n".join(lines)
+
+
+def agreement(engines, vocab, prompt):
+    """Which tokens each engine thinks likeliest after one prompt: all must run the same model."""
+    ids = [(31 * i + 5) % vocab for i in range(prompt)]
+    return {name: e.ask(logits=ids) for name, e in engines.items()}
+
+
+def machine():
+    info = dict(cpu=platform.processor(), system=platform.system(), kernel=platform.release(), cores=os.cpu_count())
+    try:
+        for line in open("/proc/cpuinfo"):
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "flags"):
+                info["cpu" if key.startswith("model") else "flags"] = value.strip()
+        info["flags"] = " ".join(f for f in info.get("flags", "").split() if f.startswith(("avx", "fma", "amx", "f16c")))
+        info["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except OSError:
+        pass
+    return info
+
+
+def commit():
+    def git(*args):
+        return subprocess.run(["git", "-C", ROOT, *args], capture_output=True, text=True).stdout.strip()
+    changes = git("status", "--porcelain", "--untracked-files=no", "--", "engine", "go.mod")
+    return git("rev-parse", "HEAD") + ("+changes" if changes else "")
+
+
+def record(results, text):
+    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    readme = (HERE / "README.md").read_text()
+    head, _, rest = readme.partition("<!-- results -->\n")
+    _, _, tail = rest.partition("<!-- end of results -->")
+    (HERE / "README.md").write_text(f"{head}<!-- results -->\n{text}\n<!-- end of results -->{tail}")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--shape", choices=SHAPES, default="llama-3.2-1b")
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    p.add_argument("--widths", type=int, nargs="+", default=[1, 2, 4, 8], help="rows of a decode step; the first is the one speed-ups refer to")
+    p.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
+    p.add_argument("--rounds", type=int, default=7)
+    p.add_argument("--steps", type=int, default=4, help="timed steps of each engine and width in a round")
+    p.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
+    p.add_argument("--record", action="store_true", help="write results.json and the table of README.md")
+    p.add_argument("--check", action="store_true", help=argparse.SUPPRESS)
+    p.add_argument("--make", type=pathlib.Path, help=argparse.SUPPRESS)
+    p.add_argument("--worker", nargs=3, metavar=("ENGINE", "FOLDER", "CONTEXT"), help=argparse.SUPPRESS)
+    args = p.parse_args()
+    if args.check:
+        raise SystemExit(not check())
+    if args.make:
+        return make(args.shape, args.make)
+    if args.worker:
+        engine, folder, context = args.worker
+        return worker(engine, pathlib.Path(folder), args.threads, int(context))
+    if args.prompt * max(args.widths) > 256 or min(args.widths + [args.prompt, args.rounds, args.steps, args.threads]) < 1:
+        p.error("widths, prompt, rounds, steps and threads must be at least 1, and all prompts of one width at most 256 tokens together")
+    if len(set(args.widths)) < len(args.widths) or sum(args.widths) > 15:
+        p.error("widths must differ, and be at most 15 rows together")
+    if args.record and args.engines != ENGINES:
+        p.error("--record is for a run of all engines")
+
+    CACHE.mkdir(parents=True, exist_ok=True)
+    python, folder, steps = environment(), CACHE / args.shape, CACHE / "steps"
+    subprocess.run(["go", "build", "-o", steps, "./benchdata/peers/steps"], cwd=ROOT, check=True)
+    if not folder.exists():
+        print(f"making {folder}", file=sys.stderr)
+        subprocess.run([python, __file__, "--shape", args.shape, "--make", folder], check=True)
+    context = args.prompt + 4 + args.rounds * (args.steps + 1)
+    context += -context % 64
+    vocab = SHAPES[args.shape]["vocab_size"]
+    engines = {}
+    try:
+        for name in args.engines:
+            print(f"loading {name}", file=sys.stderr)
+            threads = ["--threads", str(args.threads)]
+            if name == OURS:
+                engines[name] = Process([steps, "-checkpoint", folder, "-context", str(context), *threads])
+            else:
+                engines[name] = Process([python, __file__, "--worker", name, folder, str(context), *threads])
+        top = agreement(engines, vocab, args.prompt)
+        times = measure(engines, args.widths, args.prompt, vocab, args.rounds, args.steps)
+    finally:
+        for e in engines.values():
+            e.close()
+    info = {name: e.info for name, e in engines.items()}
+    results = dict(
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), command=["peers.py", *sys.argv[1:]],
+        commit=commit(), machine=machine(), versions=pinned() | {"python": platform.python_version()}, shape=args.shape, config=SHAPES[args.shape],
+        threads=args.threads, prompt=args.prompt, steps=args.steps, engines=info, top5=top, seconds=times,
+    )
+    m = results["machine"]
+    text = "\n".join([
+        f"{results['date']}, {m['cpu']}, {args.threads} threads of {m['cores']} cores ({m.get('flags', '')}), {m['system']} {m['kernel']}, commit {results['commit'][:12]}",
+        "", f"{args.shape}, bf16 weights, prompts of {args.prompt} tokens, median of {args.rounds} rounds of {args.steps} steps: `{shlex.join(results['command'])}`",
+        "", table(times, args.widths), "", aims(times, args.widths),
+        "", "The likeliest tokens after one prompt: " + "; ".join(f"{name}: {t['ids']}" for name, t in top.items()) + ".",
+    ])
+    print(text)
+    if args.record:
+        record(results, text)
+
+
+if __name__ == "__main__":
+    main()
