@@ -22,22 +22,33 @@ import (
 // margin: the same rule as for recorded files. So the chance of any regression
 // among unchanged rows is at most alpha, whenever the session ends. Improvements
 // are the same, mirrored. A row is unchanged when its whole interval, both
-// bounds at 1-alpha, lies within the margin; all rows must show that, so no
+// bounds at 95 %, lies within the margin; all rows must show that, so no
 // correction is due.
+//
+// Note: alpha is small, since a gate is asked with every commit, and one false
+// alarm in twenty on a machine that is never quiet would soon be ignored.
 type rules struct {
 	margin, alpha float64
 	blocks        int
 	plans         []stats.Plan // plans[m-1] is at 1-alpha/m
+	within        stats.Plan   // at 95 %
 }
+
+// confidence is of the bounds that are shown, and that must lie within the margin.
+const confidence = 0.95
 
 func newRules(rows, blocks int, margin, alpha float64) (*rules, error) {
 	if !(margin > 0 && margin < 1) {
 		return nil, fmt.Errorf("-margin %v: want a share between 0 and 1, such as 0.03 for 3 %%", margin)
 	}
 	if !(alpha > 0 && alpha < 0.5) {
-		return nil, fmt.Errorf("-alpha %v: want a probability between 0 and 0.5, such as 0.05", alpha)
+		return nil, fmt.Errorf("-alpha %v: want a probability between 0 and 0.5, such as 0.01", alpha)
 	}
 	r := &rules{margin: margin, alpha: alpha, blocks: blocks}
+	var err error
+	if r.within, err = stats.Sequential(confidence, blocks); err != nil {
+		return nil, fmt.Errorf("-count %d: %w", blocks, err)
+	}
 	for m := 1; m <= rows; m++ {
 		plan, err := stats.Sequential(1-alpha/float64(m), blocks)
 		if err != nil {
@@ -63,7 +74,7 @@ func (r *rules) judge(ratios [][]float64, higher []bool, final bool) []stats.Com
 	realWorse, realBetter := shown(1, 1), shown(-1, 1)
 	for i := range costs {
 		c := &costs[i]
-		lower, upper := c.bounds(1)
+		lower, upper := c.bounds(r.within)
 		o := stats.Comparison{Ratio: c.median, Lower: lower, Upper: upper}
 		switch {
 		case worse[i]:
@@ -83,9 +94,9 @@ func (r *rules) judge(ratios [][]float64, higher []bool, final bool) []stats.Com
 			o.Ratio, o.Lower, o.Upper = 1/o.Ratio, 1/o.Upper, 1/o.Lower
 		}
 		o.Reason = fmt.Sprintf("median of %d block ratios %.4g, %.4g %% bounds [%.4g, %.4g], margin %.3g %%",
-			len(c.sorted), o.Ratio, 100*(1-r.alpha), o.Lower, o.Upper, 100*r.margin)
+			len(c.sorted), o.Ratio, 100*confidence, o.Lower, o.Upper, 100*r.margin)
 		if o.Outcome == stats.CannotDecide && math.IsInf(upper, 1) {
-			next, _ := r.plans[0].Next(len(ratios[i]))
+			next, _ := r.within.Next(len(ratios[i]))
 			o.Reason += fmt.Sprintf("; bounds need %d blocks", next)
 		}
 		out[i] = o
@@ -95,39 +106,38 @@ func (r *rules) judge(ratios [][]float64, higher []bool, final bool) []stats.Com
 
 // costs is one row, turned so that more is worse, at the last look reached.
 type costs struct {
-	rules  *rules
 	sorted []float64
 	median float64
 	look   int
 }
 
 func (r *rules) costs(ratios []float64, higher bool) costs {
-	c := costs{rules: r, look: -1}
+	c := costs{look: -1}
 	values := slices.Clone(ratios)
 	if higher {
 		for i := range values {
 			values[i] = 1 / values[i]
 		}
 	}
-	for i, n := range r.plans[0].Looks {
+	for i, n := range r.within.Looks { // all plans have the same
 		if n <= len(values) {
 			c.look = i
 		}
 	}
 	if c.look >= 0 {
-		values = values[:r.plans[0].Looks[c.look]]
+		values = values[:r.within.Looks[c.look]]
 	}
 	slices.Sort(values)
 	c.sorted, c.median = values, stats.Median(values)
 	return c
 }
 
-// bounds are at confidence 1-alpha/m.
-func (c *costs) bounds(m int) (lower, upper float64) {
-	if c.look < 0 || c.rules.plans[m-1].Ranks[c.look] == 0 {
+// bounds are those of a plan at this look.
+func (c *costs) bounds(plan stats.Plan) (lower, upper float64) {
+	if c.look < 0 || plan.Ranks[c.look] == 0 {
 		return 0, math.Inf(1)
 	}
-	k := c.rules.plans[m-1].Ranks[c.look]
+	k := plan.Ranks[c.look]
 	return c.sorted[k-1], c.sorted[len(c.sorted)-k]
 }
 
@@ -136,10 +146,10 @@ func (c *costs) bounds(m int) (lower, upper float64) {
 func (r *rules) holm(rows []costs, sign, limit float64) []bool {
 	strictest := make([]int, len(rows)) // largest m whose bound is beyond
 	for i := range rows {
-		for m := 1; m <= len(r.plans); m++ {
-			lower, upper := rows[i].bounds(m)
+		for j, plan := range r.plans {
+			lower, upper := rows[i].bounds(plan)
 			if sign > 0 && lower > limit || sign < 0 && upper < 1/limit {
-				strictest[i] = m
+				strictest[i] = j + 1
 			}
 		}
 	}

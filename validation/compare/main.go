@@ -94,7 +94,7 @@ func (c *command) run(ctx context.Context, args []string) int {
 		fs.PrintDefaults()
 	}
 	fs.Float64Var(&c.margin, "margin", 0.03, "smallest relative change that counts, as a `share`")
-	fs.Float64Var(&c.alpha, "alpha", 0.05, "`chance` of calling any unchanged row a regression")
+	fs.Float64Var(&c.alpha, "alpha", 0.01, "`chance` of calling any unchanged row a regression")
 	fs.StringVar(&c.units, "units", "auto", "`units` to judge, such as tok/s,TTFT-ms; auto: tok/s, or time where there is none")
 	fs.StringVar(&c.json, "json", "", "also write the result to this `file`")
 	fs.BoolVar(&c.relative, "relative", false, "files: compare the ratios of batch to serial mode, also of two machines")
@@ -107,7 +107,7 @@ func (c *command) run(ctx context.Context, args []string) int {
 	fs.StringVar(&c.preset, "preset", validation.DefaultCheckpoint, "refs: checkpoint, `DIR|random:NAME`")
 	fs.StringVar(&c.backend, "backend", "cpu", "refs: backend, `cpu|cuda`")
 	fs.StringVar(&c.suite, "flags", "-max-tokens 16 -sizes 1,8 -num-concurrent 4", "refs: further `flags` of the suite")
-	fs.IntVar(&c.count, "count", 24, "refs: `blocks` at most; measuring ends as soon as the answer is shown")
+	fs.IntVar(&c.count, "count", 32, "refs: `blocks` at most; measuring ends as soon as the answer is shown")
 	fs.DurationVar(&c.limit, "time-limit", 0, "refs: time in which measuring ends, 0 for none")
 	fs.Uint64Var(&c.seed, "seed", 1, "refs: seed of the order of the blocks")
 	fs.StringVar(&c.results, "results", "results", "refs: `DIR` for the samples and compare.json, in <UTC time>-compare/, relative to the module's root")
@@ -145,7 +145,7 @@ func (c *command) do(ctx context.Context, args []string) (int, error) {
 		return nil
 	}
 	if !(c.margin > 0 && c.margin < 1) || !(c.alpha > 0 && c.alpha < 0.5) {
-		return 0, fmt.Errorf("-margin %v -alpha %v: want a margin between 0 and 1, such as 0.03 for 3 %%, and an alpha between 0 and 0.5, such as 0.05", c.margin, c.alpha)
+		return 0, fmt.Errorf("-margin %v -alpha %v: want a margin between 0 and 1, such as 0.03 for 3 %%, and an alpha between 0 and 0.5, such as 0.01", c.margin, c.alpha)
 	}
 	switch {
 	case c.record:

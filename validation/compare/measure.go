@@ -106,7 +106,7 @@ func (s *session) measure(ctx context.Context) (*result, error) {
 			}
 		}
 		r.blocks++
-		if slices.Contains(rules.plans[0].Looks, r.blocks) {
+		if slices.Contains(rules.within.Looks, r.blocks) {
 			if err := s.judge(r, rules, r.blocks == s.blocks); err != nil {
 				return nil, err
 			}
