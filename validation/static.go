@@ -10,8 +10,9 @@ import (
 	"github.com/batchproof/batchproof/validation/sweep"
 )
 
-// sweepRounds is how often each size is measured unless -test-runs says otherwise.
-const sweepRounds = 3
+// sweepRounds is how often each size is measured unless -test-runs says otherwise:
+// the least for an interval.
+const sweepRounds = 6
 
 // sweepLog is the text log of static batching.
 const sweepLog = "batch_sweep.txt"

@@ -24,6 +24,14 @@
 //	hol_delay(r)     total − row_finish(r): how long the head of the line holds it up
 //	hol_inflation(r) total ÷ row_finish(r)
 //
+// # Intervals
+//
+// A round measures every size once, in random order, and yields one efficiency
+// a size: what a block is to a criterion. The interval beside an efficiency is
+// the distribution-free 95 % interval of the median over the rounds (package
+// stats); the number of rounds is fixed beforehand. The knee is read from the
+// efficiencies, and again from the lower and from the upper ends.
+//
 // # What it does not do
 //
 // It does not schedule: every row is computed in every step until the slowest

@@ -3,6 +3,8 @@ package sweep
 import (
 	"fmt"
 	"io"
+	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -46,18 +48,33 @@ func row(out *strings.Builder, values ...any) {
 func (s *Sweep) Print(w io.Writer) {
 	results := s.Results()
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "rows\tstep ms\tmin\tp95\ttok/s\tspeed-up\tefficiency\t")
+	fmt.Fprintln(t, "rows\tstep ms\tmin\tp95\ttok/s\tspeed-up\tefficiency\t95 % interval\t")
 	for _, r := range results {
-		fmt.Fprintf(t, "%d\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t\n", r.BatchSize, r.StepMS, r.MinMS, r.P95MS, r.Goodput, r.Speedup, r.Efficiency)
+		fmt.Fprintf(t, "%d\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%s\t\n", r.BatchSize, r.StepMS, r.MinMS, r.P95MS, r.Goodput, r.Speedup, r.Efficiency, r.interval())
 	}
 	t.Flush()
 	best := Best(results)
 	fmt.Fprintf(w, "best: %.2f × at %d rows; ", best.Speedup, best.BatchSize)
 	if knee := Knee(results, KneeEfficiency); knee > 0 {
-		fmt.Fprintf(w, "knee: %d rows, the most with an efficiency of at least %.1f\n", knee, KneeEfficiency)
+		fmt.Fprintf(w, "knee: %d rows, the most with an efficiency of at least %.1f", knee, KneeEfficiency)
 	} else {
-		fmt.Fprintf(w, "no knee: no size has an efficiency of at least %.1f\n", KneeEfficiency)
+		fmt.Fprintf(w, "no knee: no size has an efficiency of at least %.1f", KneeEfficiency)
 	}
+	switch sure, possible := KneeInterval(results, KneeEfficiency); {
+	case slices.ContainsFunc(results, func(r Result) bool { return math.IsInf(r.EfficiencyUpper, 1) }):
+		fmt.Fprintf(w, "; too few rounds for an interval\n")
+	case sure == possible:
+		fmt.Fprintf(w, "; the intervals agree\n")
+	default:
+		fmt.Fprintf(w, "; by the intervals from %d to %d\n", sure, possible)
+	}
+}
+
+func (r *Result) interval() string {
+	if math.IsInf(r.EfficiencyUpper, 1) {
+		return "–"
+	}
+	return fmt.Sprintf("%.3f to %.3f", r.EfficiencyLower, r.EfficiencyUpper)
 }
 
 // Print writes what the fixed batch cost.

@@ -3,6 +3,7 @@ package sweep
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -32,7 +33,13 @@ type Result struct {
 	Goodput      float64 // tokens/s
 	Speedup      float64
 	Efficiency   float64
+	// EfficiencyLower and EfficiencyUpper hold the median efficiency of a round,
+	// see Results; 0 and +Inf if there are too few rounds.
+	EfficiencyLower, EfficiencyUpper float64
 }
+
+// Confidence of the interval of an efficiency, both sides together.
+const Confidence = 0.95
 
 // Run measures each size in every round, the sizes of a round in random order.
 // Size 1 must be among them.
@@ -83,7 +90,10 @@ func (b *Bench) warm(ctx context.Context, size int) (string, error) {
 	return check.Reason, err
 }
 
-// Results sums the samples up.
+// Results sums the samples up. Efficiency is of all rounds together, as
+// specified. Its interval is that of the median over the rounds: a round holds
+// every size, interleaved, so that each yields one efficiency, as a block yields
+// one ratio. The number of rounds is fixed beforehand; it takes 6 for an interval.
 func (s *Sweep) Results() []Result {
 	out := make([]Result, len(s.Points))
 	for i := range s.Points {
@@ -102,6 +112,30 @@ func (s *Sweep) Results() []Result {
 	for i := range out {
 		out[i].Speedup = out[i].Goodput / out[one].Goodput
 		out[i].Efficiency = out[i].Speedup / float64(out[i].BatchSize)
+		out[i].EfficiencyLower, out[i].EfficiencyUpper = 0, math.Inf(1)
+		if i == one {
+			out[i].EfficiencyLower, out[i].EfficiencyUpper = 1, 1
+			continue
+		}
+		if rounds := s.efficiencies(&s.Points[one], &s.Points[i]); len(rounds) >= stats.MinSamples((1+Confidence)/2) {
+			iv := stats.MedianInterval(rounds, Confidence)
+			out[i].EfficiencyLower, out[i].EfficiencyUpper = iv.Lower, iv.Upper
+		}
+	}
+	return out
+}
+
+// efficiencies are those of each round: of equally many steps, one row's time
+// over that of all.
+func (s *Sweep) efficiencies(one, p *Point) []float64 {
+	steps := s.NewTokens - 1
+	var out []float64
+	for at := 0; steps > 0 && at+steps <= min(len(one.StepNS), len(p.StepNS)); at += steps {
+		var serial, batch int64
+		for k := at; k < at+steps; k++ {
+			serial, batch = serial+one.StepNS[k], batch+p.StepNS[k]
+		}
+		out = append(out, float64(serial)/float64(batch))
 	}
 	return out
 }
@@ -130,6 +164,20 @@ func Knee(results []Result, x float64) int {
 		}
 	}
 	return knee
+}
+
+// KneeInterval is between which sizes the knee lies: that of the lower ends of
+// the efficiencies' intervals, and that of their upper ends. Each size's interval
+// stands alone: the confidence is that of one size, not of all together.
+func KneeInterval(results []Result, x float64) (sure, possible int) {
+	ends := func(end func(*Result) float64) int {
+		at := slices.Clone(results)
+		for i := range at {
+			at[i].Efficiency = end(&at[i])
+		}
+		return Knee(at, x)
+	}
+	return ends(func(r *Result) float64 { return r.EfficiencyLower }), ends(func(r *Result) float64 { return r.EfficiencyUpper })
 }
 
 // Best is the result of the highest goodput.

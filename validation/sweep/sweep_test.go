@@ -81,6 +81,7 @@ batch_size,step_ms,goodput_tps,speedup,efficiency
 	require.Equal(t, 1, Knee(results, KneeEfficiency))
 	var out strings.Builder
 	s.Print(&out)
+	require.Contains(t, out.String(), "too few rounds for an interval")
 	require.Contains(t, out.String(), "best: 1.19 × at 4 rows; knee: 1 rows")
 }
 
@@ -97,6 +98,44 @@ func TestSweepInterleaves(t *testing.T) {
 		orders[round] = true
 	}
 	require.Greater(t, len(orders), 3)
+}
+
+// TestIntervals: six rounds whose efficiencies are known have their extremes for an
+// interval, and the knee one from its ends.
+func TestIntervals(t *testing.T) {
+	round := 0
+	f := &fake{}
+	f.cost = func(size, step int) time.Duration {
+		if step == 0 {
+			round = (len(f.opened)-1)/2 - 1 // two of warm-up, then two a round
+			return ms
+		}
+		if size == 1 {
+			return 100 * ms
+		}
+		return time.Duration(100+10*round) * ms // 1 ÷ (1.0 … 1.5) from round 0 on
+	}
+	run := func(rounds int) *Sweep {
+		f.opened, round = nil, 0
+		s, err := Run(t.Context(), f.bench(), []int{1, 2}, 3, rounds, 1)
+		require.NoError(t, err)
+		return s
+	}
+	r := run(6).Results()
+	require.Len(t, r, 2)
+	require.Equal(t, [2]float64{1, 1}, [2]float64{r[0].EfficiencyLower, r[0].EfficiencyUpper})
+	require.InDelta(t, 100.0/150, r[1].EfficiencyLower, 1e-9)
+	require.InDelta(t, 1, r[1].EfficiencyUpper, 1e-9)
+	require.Less(t, r[1].EfficiencyLower, r[1].Efficiency)
+	require.Less(t, r[1].Efficiency, r[1].EfficiencyUpper)
+	sure, possible := KneeInterval(r, 0.8)
+	require.Equal(t, [2]int{1, 2}, [2]int{sure, possible})
+	var out strings.Builder
+	run(6).Print(&out)
+	require.Contains(t, out.String(), "; by the intervals from 1 to 2")
+	out.Reset()
+	run(5).Print(&out)
+	require.Contains(t, out.String(), "; too few rounds for an interval")
 }
 
 // TestKnee: efficiency that dips and recovers counts by the largest size.
