@@ -45,7 +45,7 @@ type tally struct {
 type meter struct {
 	backend.Backend
 	element int // bytes of a weight
-	memory  int // bytes of all that was made
+	memory  int // bytes of all that was made but the KV cache, which is not there until it is filled
 	weights int // bytes of the matrices
 
 	step    *backend.Step
@@ -125,11 +125,6 @@ func (m *meter) NewBuffer(tokens, width int) (backend.Buffer, error) {
 func (m *meter) NewRope(invFreq []float32, positions int) (backend.Rope, error) {
 	m.memory += 2 * 4 * len(invFreq) * positions
 	return m.Backend.NewRope(invFreq, positions)
-}
-
-func (m *meter) NewKVCache(s backend.KVSpec) (backend.KVCache, error) {
-	m.memory += s.BytesPerToken() * s.Blocks * s.BlockSize
-	return m.Backend.NewKVCache(s)
 }
 
 func (m *meter) NewDeltaState(s backend.DeltaSpec) (backend.DeltaState, error) {
