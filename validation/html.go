@@ -355,7 +355,7 @@ func viewServing(r *ServingRecord) *report.Serving {
 	}
 	s := &report.Serving{
 		Model: r.Model.Name, Limits: sloText(r.SLO), TTFT: math.NaN(),
-		Load: fmt.Sprintf("%d runs of %d requests, %s at %.3g requests/s, prompts of %v and outputs of %v tokens", len(r.Runs), r.Requests, kind, r.Rate, &r.Prompts, &r.Tokens),
+		Load: fmt.Sprintf("%d × %d requests, %s at %.3g requests/s, prompts of %v and outputs of %v tokens", len(r.Runs), r.Requests, kind, r.Rate, &r.Prompts, &r.Tokens),
 	}
 	if r.SLO.TTFT > 0 {
 		s.TTFT = r.SLO.TTFT.Seconds()
