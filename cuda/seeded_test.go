@@ -179,7 +179,7 @@ var probes = map[string]func(p *probe){
 	},
 	"attention": func(p *probe) {
 		for i, dtype := range []backend.DType{backend.BF16, backend.F32} {
-			const nq, nkv, dim = 4, 2, 20
+			nq, nkv, dim := 4, 2, 20+2*i
 			cache := must(p.b.NewKVCache(backend.KVSpec{Layers: 2, Blocks: 40, BlockSize: 7, KVHeads: nkv, HeadDim: dim, DType: dtype}))
 			a := &backend.Attention{
 				Layer: 1, Heads: nq, KVHeads: nkv, HeadDim: dim, Scale: 0.2, Gated: i == 0,
@@ -327,9 +327,10 @@ var seeded = []struct {
 	{"attention", "missing warp barrier before the rotation", "	__syncwarp();\n	int turning", "	int turning", ""},
 	{"attention", "wrong KV head", "nkv, h / (nq / nkv), dim,\n		                             block_size", "nkv, h % nkv, dim,\n		                             block_size", "differs"},
 	{"attention", "not causal: the next position is seen", "int context = positions[t] + 1;\n	softmax s", "int context = positions[t] + 2;\n	softmax s", ""},
-	{"attention", "missing barrier between score and sum", "	__syncthreads();\n	softmax s;\n	float score", "	softmax s;\n	float score", "shared memory"},
-	{"attention", "missing barrier between splits", "		__syncthreads();\n		softmax part", "		softmax part", "race on shared memory"},
-	{"attention", "unmasked tail of a split", "float score = thread < count ? scores[thread] : -INFINITE;", "float score = scores[thread];", ""},
+	{"attention", "race: two positions in one place", "shop.rows[thread] = row;", "shop.rows[thread / 2] = row;", "race on shared memory"},
+	{"attention", "unmasked tail of the dims", "for (; d + 4 <= dim; d += 4) {", "for (; d < dim; d += 4) {", ""},
+	{"attention", "missing barrier between splits", "		__syncthreads();\n		softmax part", "		softmax part", "shared memory"},
+	{"attention", "unmasked tail of a split", "float e = thread < count ? expf(score - s.largest) : 0.0f;", "float e = thread <= count ? expf(min(score, 0.0f) - s.largest + 1) : 0.0f;", "differs"},
 	{"attention", "merge without rescaling", "s.sum = fmaf(next.sum, b, s.sum * a);", "s.sum = fmaf(next.sum, b, s.sum);", "differs"},
 
 	{"delta", "convolution with the taps reversed", "weight[c * taps + tap]", "weight[c * taps + taps - 1 - tap]", "differs"},

@@ -78,47 +78,86 @@ struct softmax {
 	float largest, sum, value[dims_each];
 };
 
-// split_softmax attends to the positions [first, first+count), count ≤ 128.
-// q is in shared memory; scores holds 128 floats, scratch 8. All threads of a
-// block of 128 take part; it ends with a barrier still to come before scores
-// or scratch may be written again.
-template <typename T>
-static __device__ __forceinline__ softmax split_softmax(const float *q, const T *keys, const T *values, const int32_t *blocks,
-                                                        int first, int count, int nkv, int kv, int dim, int block_size,
-                                                        float *scores, float *scratch) {
-	int warp = threadIdx.x / 32, lane = threadIdx.x % 32, thread = threadIdx.x;
-	for (int i = warp; i < count; i += 4) {
-		int p = first + i;
-		const T *k = keys + (((int64_t)blocks[p / block_size] * nkv + kv) * block_size + p % block_size) * dim;
-		float dot = 0;
-		for (int d = lane; d < dim; d += 32) dot = fmaf(q[d], value(k[d]), dot);
-		dot = warp_sum(dot);
-		if (lane == 0) scores[i] = dot;
-	}
-	__syncthreads();
-	softmax s;
-	float score = thread < count ? scores[thread] : -INFINITE;
-	s.largest = block_max<4>(score, scratch);
-	float e = thread < count ? expf(score - s.largest) : 0.0f;
-	if (thread < count) scores[thread] = e;
-	s.sum = block_sum<4>(e, scratch + 4);
-	for (int j = 0; j < dims_each; j++) s.value[j] = 0;
-	for (int i = 0; i < count; i++) {
-		int p = first + i;
-		const T *v = values + (((int64_t)blocks[p / block_size] * nkv + kv) * block_size + p % block_size) * dim;
-#pragma unroll
-		for (int j = 0; j < dims_each; j++) {
-			int d = thread + j * split;
-			if (d < dim) s.value[j] = fmaf(scores[i], value(v[d]), s.value[j]);
-		}
-	}
-	return s;
-}
-
 static __device__ __forceinline__ softmax empty() {
 	softmax s;
 	s.largest = -INFINITE, s.sum = 0;
 	for (int j = 0; j < dims_each; j++) s.value[j] = 0;
+	return s;
+}
+
+// read4 reads four elements of a row, whole if rows are aligned to four.
+static __device__ __forceinline__ void read4(float (&x)[4], const float *p, bool whole) {
+	if (whole) {
+		float4 v = *(const float4 *)p;
+		x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+		return;
+	}
+#pragma unroll
+	for (int e = 0; e < 4; e++) x[e] = p[e];
+}
+
+static __device__ __forceinline__ void read4(float (&x)[4], const uint16_t *p, bool whole) {
+	if (whole) {
+		uint2 v = *(const uint2 *)p;
+		x[0] = widen((uint16_t)v.x), x[1] = widen((uint16_t)(v.x >> 16));
+		x[2] = widen((uint16_t)v.y), x[3] = widen((uint16_t)(v.y >> 16));
+		return;
+	}
+#pragma unroll
+	for (int e = 0; e < 4; e++) x[e] = widen(p[e]);
+}
+
+// workshop is the shared memory of a block: the query, and for each position
+// of a split its weight and its row in the cache.
+struct workshop {
+	float *query, *weights, *scratch;  // of max_dim, split, 8
+	int *rows;                         // of split
+};
+
+// split_softmax attends to the positions [first, first+count), count ≤ 128, with
+// all threads of a block of 128. First a thread has one position, and the dims
+// in four interleaved sums; then a thread has one or two dims, and the
+// positions in order. The workshop may be used again after the next barrier.
+template <typename T>
+static __device__ __forceinline__ softmax split_softmax(const workshop &shop, const T *keys, const T *values, const int32_t *blocks,
+                                                        int first, int count, int nkv, int kv, int dim, int block_size) {
+	int thread = threadIdx.x;
+	float score = -INFINITE;
+	if (thread < count) {
+		int p = first + thread;
+		int row = (blocks[p / block_size] * nkv + kv) * block_size + p % block_size;
+		shop.rows[thread] = row;
+		const T *k = keys + (int64_t)row * dim;
+		float part[4] = {};
+		int d = 0;
+#pragma unroll 4
+		for (; d + 4 <= dim; d += 4) {
+			float x[4];
+			read4(x, k + d, dim % 4 == 0);
+			float4 q = *(const float4 *)(shop.query + d);
+			part[0] = fmaf(q.x, x[0], part[0]);
+			part[1] = fmaf(q.y, x[1], part[1]);
+			part[2] = fmaf(q.z, x[2], part[2]);
+			part[3] = fmaf(q.w, x[3], part[3]);
+		}
+		for (; d < dim; d++) part[0] = fmaf(shop.query[d], value(k[d]), part[0]);
+		score = (part[0] + part[1]) + (part[2] + part[3]);
+	}
+	softmax s = empty();
+	s.largest = block_max<4>(score, shop.scratch);
+	float e = thread < count ? expf(score - s.largest) : 0.0f;
+	shop.weights[thread] = e;
+	s.sum = block_sum<4>(e, shop.scratch + 4);  // and a barrier: all weights are there
+	if (thread >= dim) return s;
+#pragma unroll 4
+	for (int i = 0; i < count; i++) {
+		const T *v = values + (int64_t)shop.rows[i] * dim;
+#pragma unroll
+		for (int j = 0; j < dims_each; j++) {
+			int d = thread + j * split;
+			if (d < dim) s.value[j] = fmaf(shop.weights[i], value(v[d]), s.value[j]);
+		}
+	}
 	return s;
 }
 
@@ -151,8 +190,10 @@ static __device__ __forceinline__ void attention_walk(float *dst, int width, con
                                                       const int32_t *positions, const int32_t *token_rows,
                                                       const int32_t *row_blocks, const int32_t *blocks, int block_size, int t0) {
 	SHARED(float, query, max_dim);
-	SHARED(float, scores, split);
+	SHARED(float, weights, split);
+	SHARED(int, rows, split);
 	SHARED(float, scratch, 8);
+	workshop shop = {query, weights, scratch, rows};
 	int h = blockIdx.x, t = t0 + blockIdx.y;
 	for (int d = threadIdx.x; d < dim; d += split) query[d] = q[((int64_t)t * nq + h) * dim + d];
 	const int32_t *own = blocks + row_blocks[token_rows[t]];
@@ -160,8 +201,8 @@ static __device__ __forceinline__ void attention_walk(float *dst, int width, con
 	softmax s = empty();
 	for (int first = 0; first < context; first += split) {
 		__syncthreads();
-		softmax part = split_softmax(query, keys, values, own, first, min(split, context - first), nkv, h / (nq / nkv), dim,
-		                             block_size, scores, scratch);
+		softmax part = split_softmax(shop, keys, values, own, first, min(split, context - first), nkv, h / (nq / nkv), dim,
+		                             block_size);
 		merge(s, part);
 	}
 	write_attended(dst, width, qkv, qkv_width, s, t, h, dim, gated);
@@ -176,8 +217,10 @@ static __device__ __forceinline__ void attention_splits(float *values_out, float
                                                         const int32_t *positions, const int32_t *token_rows,
                                                         const int32_t *row_blocks, const int32_t *blocks, int block_size, int t0) {
 	SHARED(float, query, max_dim);
-	SHARED(float, scores, split);
+	SHARED(float, weights, split);
+	SHARED(int, rows, split);
 	SHARED(float, scratch, 8);
+	workshop shop = {query, weights, scratch, rows};
 	int h = blockIdx.x, t = t0 + blockIdx.y;
 	int context = positions[t] + 1;
 	if ((int)blockIdx.z * split >= context) return;
@@ -186,8 +229,8 @@ static __device__ __forceinline__ void attention_splits(float *values_out, float
 	for (int i = blockIdx.z; i * split < context; i += gridDim.z) {
 		__syncthreads();
 		int first = i * split;
-		softmax s = split_softmax(query, keys, values, own, first, min(split, context - first), nkv, h / (nq / nkv), dim,
-		                          block_size, scores, scratch);
+		softmax s = split_softmax(shop, keys, values, own, first, min(split, context - first), nkv, h / (nq / nkv), dim,
+		                          block_size);
 		int64_t at = ((int64_t)blockIdx.y * nq + h) * max_splits + i;
 		if (threadIdx.x == 0) sums_out[at] = float2{s.largest, s.sum};
 #pragma unroll
