@@ -25,7 +25,8 @@ type Environment struct {
 	Caches      map[string]string `json:"caches,omitempty"`
 	MemoryBytes int64             `json:"memory_bytes"`
 	Governor    string            `json:"cpu_governor,omitempty"`
-	Backend     string            `json:"backend"` // as it describes itself
+	Backend     string            `json:"backend"`                // as it describes itself, on a GPU with device and driver
+	Load        string            `json:"load_average,omitempty"` // when the run began
 	CommandLine []string          `json:"command_line"`
 }
 
@@ -44,6 +45,7 @@ func ReadEnvironment(root string) Environment {
 		Cores: runtime.NumCPU(), GOMAXPROCS: runtime.GOMAXPROCS(0),
 		Caches: caches(), MemoryBytes: memoryBytes(),
 		Governor:    firstLine("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+		Load:        firstLine("/proc/loadavg"),
 		CommandLine: os.Args,
 	}
 	return e
