@@ -1,6 +1,8 @@
 package cuda
 
 import (
+	"os"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -23,8 +25,15 @@ func openSim(t testing.TB, opt sim.Options) *Backend {
 	return b
 }
 
-// TestConformance holds the kernels, on the simulator, to the contract.
+// TestConformance holds the kernels, on the simulator, to the contract. It takes
+// every twelfth case; BATCHPROOF_SIM_STRIDE=1 takes them all (some minutes).
 func TestConformance(t *testing.T) {
+	stride := 12
+	if s := os.Getenv("BATCHPROOF_SIM_STRIDE"); s != "" {
+		var err error
+		stride, err = strconv.Atoi(s)
+		require.NoError(t, err, "BATCHPROOF_SIM_STRIDE")
+	}
 	backendtest.RunWith(t, func(t testing.TB) backend.Backend { return openSim(t, sim.Options{}) },
-		backendtest.Options{Stride: 8})
+		backendtest.Options{Stride: stride})
 }
