@@ -78,10 +78,9 @@ func (j *Judgement) verdict(ratios []float64) (Verdict, string) {
 	switch {
 	case quiet >= 0: // explains whatever else failed
 		return Invalid, j.Checks[quiet].Reason
-	case len(ratios) == 0 && len(rec.WarmupBlocks) > 0 && failed < 0:
-		if rec.TimeUp {
-			return Inconclusive, "the time was up (-time-limit) before a block was completed"
-		}
+	case len(ratios) == 0 && rec.TimeUp:
+		return Inconclusive, "the time was up (-time-limit) before a block was completed"
+	case len(ratios) == 0 && failed < 0:
 		return Invalid, "no block was completed"
 	case rec.Control != nil && rec.Control.Invalid != "":
 		return Invalid, "control of the session: " + rec.Control.Invalid

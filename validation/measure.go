@@ -24,7 +24,7 @@ type Experiment struct {
 	Rules        Rules
 	Control      *Control                // what controls a criterion without a control arm; nil: none
 	Budget       time.Duration           // with Runs 0: after the first look, no look is begun that would end later; 0: none
-	Limit        time.Duration           // with Runs 0: no block is begun that would end later; 0: none
+	Limit        time.Duration           // with Runs 0: no block is begun that would end later; 0: none, negative: the time is up
 	Roofline     *Roofline               // nil: unknown
 	Bandwidth    func() (float64, error) // probed between blocks; nil: not measured
 	Best         float64                 // bandwidth that was probed earlier in the session
@@ -71,6 +71,10 @@ func (x *Experiment) Run(ctx context.Context) (*Record, error) {
 		return rec, err
 	}
 	x.keep(rec)
+	if c := rec.Control; c != nil && (c.Invalid != "" || decideControl(rec).Verdict == Invalid) {
+		x.log("%s: not measured, the control of the session is broken", x.Criterion)
+		return rec, nil
+	}
 	begun := x.Now()
 	if done, err := x.warmUp(ctx, rec); done {
 		return rec, err
@@ -124,11 +128,15 @@ func (x *Experiment) Run(ctx context.Context) (*Record, error) {
 // and some more if a shape is not stable by then. What is not stable in the end
 // is for the judgement to find.
 func (x *Experiment) warmUp(ctx context.Context, rec *Record) (bool, error) {
+	begun := x.Now()
 	forward := make([]int, len(x.Arms))
 	for i := range forward {
 		forward[i] = i
 	}
 	for w := 0; w < x.Warmups || w < x.Warmups+extraWarmups && !rec.warm().OK; w++ {
+		if x.timeUp(rec, x.Now().Sub(begun)) {
+			return true, nil
+		}
 		begin := x.Now()
 		runs, problems, err := x.block(ctx, fmt.Sprintf("warm-up %d", w+1), x.requests(), forward)
 		if err == nil {
@@ -154,11 +162,12 @@ func (x *Experiment) warmUp(ctx context.Context, rec *Record) (bool, error) {
 // To stop for lack of time is a rule that sees no ratio.
 func (x *Experiment) timeUp(rec *Record, elapsed time.Duration) bool {
 	done := len(rec.WarmupBlocks) + len(rec.Blocks)
-	if x.Runs != 0 || x.Limit == 0 || elapsed+elapsed/time.Duration(max(done, 1)) <= x.Limit {
+	if x.Runs != 0 || x.Limit == 0 || x.Limit > 0 && elapsed+elapsed/time.Duration(max(done, 1)) <= x.Limit {
 		return false
 	}
 	rec.TimeUp = true
 	x.log("%s: the time is up after %d blocks (-time-limit)", x.Criterion, len(rec.Kept()))
+	x.keep(rec)
 	return true
 }
 

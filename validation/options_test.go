@@ -39,6 +39,8 @@ func TestSpecifiedDefaults(t *testing.T) {
 	require.Equal(t, 16, o.BlockSize)
 	require.Equal(t, 32, o.LongTokens)
 	require.Equal(t, 4, o.ShortTokens)
+	require.Equal(t, AgainstTarget, o.Against)
+	require.Equal(t, 0.85, o.Share)
 
 	var rules []string
 	for _, c := range Criteria() {
@@ -56,6 +58,8 @@ func TestGoodFlags(t *testing.T) {
 		"",
 		"-seed 7",
 		"-replay results/x/results.json -allow-inconclusive",
+		"-replay results/x/results.json -against ceiling -share 0.9",
+		"-backend cpu -against ceiling",
 		"-backend cpu -num-concurrent 2,4,8,16 -max-batch-size 8",
 		"-backend cuda -checkpoint random:qwen3.5-27b",
 		"-backend cpu -warmup-runs 2 -test-runs 5 -threads 2 -token-budget 71 -allow-inconclusive",
@@ -84,6 +88,10 @@ func TestBadFlags(t *testing.T) {
 		"-backend cpu -replay results.json":           "-replay results.json, -backend cpu: either judge recorded samples or measure new ones",
 		"-allow-inconclusive":                         "-allow-inconclusive has no effect without -backend cpu|cuda",
 		"-backend cpu -time-limit -5m":                "-time-limit -5m0s: want a positive time, or 0 for none",
+		"-backend cpu -against 4":                     `-against "4": want target or ceiling`,
+		"-backend cpu -share 0.9":                     "-share 0.9 is a share of the ceiling: it needs -against ceiling",
+		"-backend cpu -against ceiling -share 1.1":    "-share 1.1: want more than 0 and at most 1",
+		"-against ceiling":                            "-against has no effect without -backend cpu|cuda",
 		"-backend cpu -results=":                      "-results: want a directory",
 		"-backend cpu -sizes 2,4":                     "-sizes 2,4: size 1 is missing, to which all others are compared",
 		"-backend cpu -sizes 1,4,2":                   "-sizes 1,4,2: want rising sizes",

@@ -35,7 +35,7 @@ func (j *Judgement) Print(w io.Writer) {
 		switch {
 		case !c.OK:
 			p("broken", "%s: %s", c.Name, c.Reason)
-		case c.Name == checkQuiet:
+		case c.Name == checkQuiet && len(j.Record.Blocks) > 0:
 			p("quiet", "%s", c.Reason)
 		}
 	}

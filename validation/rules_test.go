@@ -207,6 +207,7 @@ func TestControlOfTheSession(t *testing.T) {
 		j := judged(t, x)
 		require.Equal(t, c.verdict, j.Verdict, c.name)
 		require.Contains(t, j.Reason, c.reason)
+		require.Equal(t, c.verdict == Invalid, len(j.Record.Blocks) == 0, "no block can mend a broken control")
 	}
 	x := passing(t)
 	x.Control = nil
@@ -384,11 +385,14 @@ func TestHardLimit(t *testing.T) {
 	require.True(t, j.Record.TimeUp)
 	require.Contains(t, j.Reason, "3 blocks are too few for a 95 % bound: 6 are needed; the time was up (-time-limit)")
 
-	x = passing(t)
-	x.Limit = 1
-	j = judged(t, x)
-	require.Equal(t, Inconclusive, j.Verdict)
-	require.Contains(t, j.Reason, "before a block was completed")
+	for _, limit := range []time.Duration{-1, time.Second} { // at once, and after a warm-up
+		x = passing(t)
+		x.Limit = limit
+		j = judged(t, x)
+		require.Equal(t, Inconclusive, j.Verdict)
+		require.Contains(t, j.Reason, "before a block was completed")
+		require.Len(t, j.Record.WarmupBlocks, map[bool]int{true: 0, false: 1}[limit < 0])
+	}
 
 	x = passing(t)
 	x.Limit = time.Minute

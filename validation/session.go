@@ -174,6 +174,10 @@ func (s *Session) experiment(c Criterion, maxTokens int, log io.Writer) (*Experi
 // judge a ratio, in a fraction of a criterion's time.
 const controlTokens = 32
 
+// controlShare of the time that is left is the most that the control goes on for
+// after its first look: a quarter.
+const controlShare = 4
+
 // control is the A/A control of the session, and the proof that the serial arm
 // is not handicapped. The latency criterion has both; where it was not measured
 // or not decided, lone requests are measured once for all throughput criteria.
@@ -192,6 +196,7 @@ func (s *Session) control(out io.Writer) (*Control, error) {
 		return nil, err
 	}
 	x.Warmups, x.Runs, x.Limit = s.Options.Warmups(FamilyControl), s.Options.TestRuns, s.left()
+	x.Budget = max(s.left()/controlShare, 0)
 	rec, err := x.Run(s.ctx)
 	s.best = max(s.best, rec.bandwidth())
 	s.results.Control = rec
@@ -203,7 +208,7 @@ func (s *Session) control(out io.Writer) (*Control, error) {
 	j := Judge(rec)
 	j.Print(log)
 	if s.lone = rec.control(); s.lone == nil {
-		s.lone = new(Control)
+		s.lone = &Control{Plan: rec.Plan, ControlPlan: rec.ControlPlan} // undecided
 	}
 	if j.Verdict == Invalid {
 		s.lone.Invalid = j.Reason
@@ -211,12 +216,16 @@ func (s *Session) control(out io.Writer) (*Control, error) {
 	return s.lone, nil
 }
 
-// left is the time until the limit; 0 if there is none.
+// left is the time until the limit: 0 if there is none, negative if it is up.
 func (s *Session) left() time.Duration {
 	if s.Options.TimeLimit == 0 {
 		return 0
 	}
-	return max(s.Options.TimeLimit-time.Since(s.results.Started), 1)
+	left := s.Options.TimeLimit - time.Since(s.results.Started)
+	if left == 0 {
+		return -1
+	}
+	return left
 }
 
 // budget is a criterion's share of the time that is left, by the least work that
