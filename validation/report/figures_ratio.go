@@ -153,7 +153,9 @@ func blocks(v *View) *figure {
 			if c.Ruled() {
 				d.line("target", p.X.A, p.Y.at(c.Target), p.X.B, p.Y.at(c.Target))
 			}
-			d.line("batch thin", p.X.A, p.Y.at(c.Ratio), p.X.B, p.Y.at(c.Ratio))
+			if c.Measured() {
+				d.line("batch thin", p.X.A, p.Y.at(c.Ratio), p.X.B, p.Y.at(c.Ratio))
+			}
 			for _, b := range c.Blocks {
 				x := p.X.at(float64(b.Number))
 				if known(b.Control) {

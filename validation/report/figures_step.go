@@ -165,7 +165,7 @@ func sizes(v *View) *figure {
 	slices.Sort(all)
 	f := figure{
 		ID: "batch-sizes", Title: "Rows of the steps, over time",
-		Reading: "How the time of a run was spent: the darker a cell, the more of that moment went into steps of so many rows. All runs of an arm lie over one another. Arms that never shared a step are left out.",
+		Reading: "How the time of a run was spent: the stronger the colour of a cell, the more of that moment went into steps of so many rows. All runs of an arm lie over one another. Arms that never shared a step are left out.",
 		Label:   "Histogram of the rows of steps over the time of the runs",
 		Legend:  []key{boxKey("heat h3", "some"), boxKey("heat h9", "all of the steps' time")},
 		Tables:  []table{{Head: []string{"steps of", "rows", "steps", "share of steps", "share of their time"}}},

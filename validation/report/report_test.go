@@ -122,6 +122,7 @@ func TestExtremes(t *testing.T) {
 	c.Blocks = c.Blocks[:1]
 	c.Arms[0].TTFT, c.Arms[0].ITL = []float64{0}, []float64{0, 0}
 	v.Criteria[2].Missing.Parts[0].Excess = -7 // beyond the ideal
+	v.Criteria[3].Ratio = math.NaN()           // all blocks disturbed
 	v.StepTimes = []StepTime{{"serial arm", 256, []float64{1}}}
 	v.Sweep.Points, v.Sweep.Knee = []SweepPoint{{Rows: 1, StepMS: 1, MinMS: 1, P95MS: 1, Goodput: 1, Speedup: 1, Efficiency: 1, Ceiling: math.NaN()}}, 0
 	v.Blocking.Tokens = []int{1, 1}

@@ -115,7 +115,7 @@ func Markdown(v *View) []byte {
 	if b := v.Blocking; b != nil {
 		p("\nBlocking run: %d decode tokens issued, %d useful, waste %.4f.", b.Issued, b.Useful, b.Waste)
 	}
-	p("\n- model: %s\n- machine: %s\n- run: %s\n", markdown(v.Model), markdown(v.Machine), markdown(v.when()))
+	p("\n\n- model: %s\n- machine: %s\n- run: %s\n", markdown(v.Model), markdown(v.Machine), markdown(v.when()))
 	for _, d := range v.Deviations {
 		p("- not as specified: %s\n", markdown(d))
 	}
