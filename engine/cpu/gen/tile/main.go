@@ -19,7 +19,7 @@ const (
 	panel = 32 // outputs
 	// near is how far in front weights are fetched from L2 into L1, in bytes.
 	// The caller chooses what is fetched from memory into L2 meanwhile.
-	near = 1024
+	near = 2048
 )
 
 func main() {
