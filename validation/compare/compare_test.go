@@ -317,6 +317,13 @@ esac
 
 	results := t.TempDir()
 	common := []string{"-flags", "", "-benchtime", "1x", "-results", results}
+	clean := func(t *testing.T) {
+		t.Helper()
+		left, err := os.ReadDir(tmp)
+		require.NoError(t, err)
+		assert.Empty(t, left)
+		assert.Equal(t, 1, strings.Count(git("worktree", "list", "--porcelain"), "worktree "), "no worktree is left")
+	}
 	for _, c := range []struct {
 		name string
 		args []string
@@ -350,12 +357,25 @@ esac
 				require.NoError(t, err)
 				assert.NotEmpty(t, kept)
 			}
-			left, err := os.ReadDir(tmp)
-			require.NoError(t, err)
-			assert.Empty(t, left)
-			assert.Equal(t, 1, strings.Count(git("worktree", "list", "--porcelain"), "worktree "), "no worktree is left")
+			clean(t)
 		})
 	}
+
+	t.Run("interrupt", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var stdout, stderr bytes.Buffer
+		cmd := newCommand(&stdout, &stderr)
+		cmd.root, cmd.build = repo, copied
+		cmd.progress = func(format string, args ...any) {
+			if strings.HasPrefix(format, "block") {
+				cancel()
+			}
+		}
+		require.Equal(t, exitUndecided, cmd.run(ctx, append(append([]string{}, common...), "one", "slow")), stderr.String())
+		require.Contains(t, stdout.String(), "interrupted during block 2 of 32")
+		require.Contains(t, stdout.String(), "vs base", "what was measured is shown")
+		clean(t)
+	})
 }
 
 func TestShorten(t *testing.T) {

@@ -43,8 +43,9 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	// Only the first signal counts: it ends what is being measured at once, and the
+	// worktrees are removed whatever comes after.
+	ctx, _ := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	os.Exit(newCommand(os.Stdout, os.Stderr).run(ctx, os.Args[1:]))
 }
 

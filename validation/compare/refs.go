@@ -148,28 +148,22 @@ func (b *builds) run(ctx context.Context, side int) ([]byte, error) {
 	return stdout.Bytes(), nil
 }
 
-// Close removes everything, also after an interrupt.
+// Close removes everything, also after an interrupt, and also where a second one
+// ends git.
 func (b *builds) Close() error {
-	var errs []error
-	for side := range b.added {
-		if !b.added[side] {
-			continue
-		}
-		if _, err := os.Stat(b.tree(side)); err == nil {
-			if _, err := git(context.Background(), b.root, "worktree", "remove", "--force", b.tree(side)); err != nil {
-				errs = append(errs, err)
-			}
+	prune := false
+	for side, added := range b.added {
+		if added {
+			_, err := git(context.Background(), b.root, "worktree", "remove", "--force", b.tree(side))
+			prune = prune || err != nil
 		}
 	}
-	if b.tmp != "" {
-		errs = append(errs, os.RemoveAll(b.tmp))
+	err := os.RemoveAll(b.tmp)
+	if prune { // forgets worktrees whose directory is gone
+		_, pruned := git(context.Background(), b.root, "worktree", "prune")
+		err = errors.Join(err, pruned)
 	}
-	if b.added != [2]bool{} {
-		if _, err := git(context.Background(), b.root, "worktree", "prune"); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return fmt.Errorf("the temporary worktrees are not all removed: %w; see git worktree list", err)
 	}
 	return nil
