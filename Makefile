@@ -4,7 +4,8 @@
 GO         ?= go
 CHECKPOINT ?= random:qwen3.5-mini
 RESULTS    ?= results
-# Further flags of the suite, for example FLAGS="-max-tokens 64 -seed 7".
+# Flags of the suite, for example FLAGS="-max-tokens 64 -seed 7"; for validate
+# they replace its own.
 FLAGS      ?=
 # The CUDA kernels are tested on a simulator wherever a C++ compiler is found.
 SIMULATOR  := $(if $(shell command -v g++ 2>/dev/null),-tags cudasim)
@@ -16,7 +17,7 @@ help: ## list the targets
 
 .PHONY: validate
 validate: ## assert the four criteria on this CPU, some 4 minutes (CHECKPOINT=DIR|random:NAME, FLAGS=...)
-	$(SUITE) -run '^(TestSingleRequestLatency|TestConcurrentThroughput)$$' -max-tokens 96 -time-limit 4m $(FLAGS)
+	$(SUITE) -run '^(TestSingleRequestLatency|TestConcurrentThroughput)$$' $(or $(FLAGS),-max-tokens 96 -time-limit 4m)
 
 .PHONY: sweep
 sweep: CHECKPOINT = random:llama-3.2-1b
