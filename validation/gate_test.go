@@ -122,10 +122,9 @@ func (g *gate) run(t *testing.T, seed uint64) (latency, throughput *Judgement) {
 	g.rng, g.seen, g.begin = rand.New(rand.NewPCG(seed, 0x67617465)), make(map[int32]bool), time.Now()
 	g.burst.next = g.begin.Add(time.Duration(g.rng.ExpFloat64() / max(g.bursts, 1e-9) * float64(time.Second)))
 	lim := engine.Limits{MaxSequences: gateRows, MaxContext: 64, MaxStepTokens: 256, Vocab: 1 << 20, KVBlockSize: 8, KVBlocks: 64}
-	var eng *engine.Engine
-	g.virtual, eng = testutil.NewVirtual(testutil.Cost{}, lim)
+	g.virtual, _ = testutil.NewVirtual(testutil.Cost{}, lim)
 	meter := NewMeter(gateRunner{g.virtual, g}, time.Now)
-	eng = engine.NewWith(meter, lim)
+	eng := engine.NewWith(meter, lim)
 	defer eng.Close()
 
 	opt := &Options{MaxBatchSize: gateRows}
