@@ -20,6 +20,7 @@ import json
 import os
 import pathlib
 import platform
+import resource
 import shlex
 import shutil
 import statistics
@@ -41,6 +42,9 @@ SHAPES = {
 }
 OURS = "batchproof"
 ENGINES = [OURS, "llama.cpp", "llama.cpp, flash attention", "PyTorch bf16", "PyTorch f32"]
+
+# The part of the machine that others may take, for a run to be worth keeping.
+QUIET = 0.05
 
 # What the engine aims at: against the fastest variant of a peer, at a width.
 AIMS = [("llama.cpp", 1, 1.1), ("llama.cpp", 8, 1.5), ("PyTorch", 8, 3.0)]
@@ -372,6 +376,27 @@ def machine():
     return info
 
 
+class Busy:
+    """How much of the machine other processes took, since this was made until all children have ended."""
+
+    def __init__(self):
+        self.start = self.now()
+
+    @staticmethod
+    def now():
+        ours = sum(resource.getrusage(who).ru_utime + resource.getrusage(who).ru_stime for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        try:
+            fields = open("/proc/stat").readline().split()[1:9]
+        except OSError:
+            return time.monotonic(), ours, None
+        user, nice, system, _, _, irq, softirq, steal = (int(f) / os.sysconf("SC_CLK_TCK") for f in fields)
+        return time.monotonic(), ours, user + nice + system + irq + softirq + steal
+
+    def share(self):
+        (t0, ours0, all0), (t1, ours1, all1) = self.start, self.now()
+        return None if all0 is None else max(0.0, (all1 - all0) - (ours1 - ours0)) / (t1 - t0) / os.cpu_count()
+
+
 def commit():
     def git(*args):
         return subprocess.run(["git", "-C", ROOT, *args], capture_output=True, text=True).stdout.strip()
@@ -424,7 +449,7 @@ def main():
     context = args.prompt + 4 + args.rounds * (args.steps + 1)
     context += -context % 64
     vocab = SHAPES[args.shape]["vocab_size"]
-    engines = {}
+    engines, busy = {}, Busy()
     try:
         for name in args.engines:
             print(f"loading {name}", file=sys.stderr)
@@ -438,11 +463,12 @@ def main():
     finally:
         for e in engines.values():
             e.close()
+    others = busy.share()
     info = {name: e.info for name, e in engines.items()}
     results = dict(
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), command=["peers.py", *sys.argv[1:]],
         commit=commit(), machine=machine(), versions=pinned() | {"python": platform.python_version()}, shape=args.shape, config=SHAPES[args.shape],
-        threads=args.threads, prompt=args.prompt, steps=args.steps, engines=info, top5=top, seconds=times,
+        threads=args.threads, others=others, prompt=args.prompt, steps=args.steps, engines=info, top5=top, seconds=times,
     )
     m = results["machine"]
     text = "\n".join([
@@ -452,6 +478,9 @@ def main():
         "", "The likeliest tokens after one prompt: " + "; ".join(f"{name}: {t['ids']}" for name, t in top.items()) + ".",
     ])
     print(text)
+    if others is not None and others > QUIET:
+        print(f"\nOther processes took {100 * others:.0f} % of the machine: these numbers say little, and are not recorded.", file=sys.stderr)
+        raise SystemExit(1)
     if args.record:
         record(results, text)
 
