@@ -4,6 +4,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,6 +49,7 @@ type Options struct {
 	ServingOptions
 
 	given []string // the flags set on the command line
+	extra []string // what stood there and is no flag
 }
 
 // Register declares the flags, with the specified defaults.
@@ -78,8 +80,10 @@ func (o *Options) Register(fs *flag.FlagSet) {
 	o.ServingOptions.register(fs)
 }
 
-// Given notes which of the suite's flags were set on the command line.
+// Given notes which of the suite's flags were set on the command line, and what
+// was no flag.
 func (o *Options) Given(fs *flag.FlagSet) {
+	o.extra = fs.Args()
 	fs.Visit(func(f *flag.Flag) {
 		if !strings.HasPrefix(f.Name, "test.") {
 			o.given = append(o.given, f.Name)
@@ -146,6 +150,13 @@ const (
 	specifiedPromptLength = 32
 )
 
+// maxLength of a prompt or an answer keeps their sums far from overflow.
+const maxLength = 1 << 24
+
+// threadsPerCore is the most workers that may share a core. Any sharing makes
+// steps wait, and hundreds wait for minutes.
+const threadsPerCore = 4
+
 // chunkSize is the scheduler's default; a step must hold one chunk beside the other rows.
 const chunkSize = 64
 
@@ -157,6 +168,9 @@ func (o *Options) Validate() error {
 		if got < want {
 			bad("-%s %d: want at least %d%s", name, got, want, why)
 		}
+	}
+	if len(o.extra) > 0 {
+		bad("unexpected argument %q: flags after it would not be read", o.extra[0])
 	}
 	if o.Replay != "" && o.Backend != "" {
 		bad("-replay %s, -backend %s: either judge recorded samples or measure new ones", o.Replay, o.Backend)
@@ -190,12 +204,26 @@ func (o *Options) Validate() error {
 	}
 	least("max-tokens", o.MaxTokens, 2, ": the first token comes from the prompt, so that a request of one token has no decode step")
 	least("prompt-length", o.PromptLength, 1, "")
+	most := func(name string, got int) {
+		if got > maxLength {
+			bad("-%s %d: want at most %d, more than any model's context", name, got, maxLength)
+		}
+	}
+	most("max-tokens", o.MaxTokens)
+	most("prompt-length", o.PromptLength)
+	most("new-tokens", o.NewTokens)
+	most("long-tokens", o.LongTokens)
+	most("block-size", o.BlockSize)
 	least("max-batch-size", o.MaxBatchSize, 2, ": a batch arm of one row is the serial arm")
 	if o.TokenBudget != 0 {
 		least("token-budget", o.TokenBudget, o.MaxBatchSize-1+chunkSize,
 			fmt.Sprintf(", a prompt chunk of %d beside %d decode rows", chunkSize, o.MaxBatchSize-1))
 	}
 	least("threads", o.Threads, 0, "")
+	if cores := runtime.NumCPU(); o.Threads > threadsPerCore*cores {
+		bad("-threads %d: this machine has %d cores, and workers that share one wait for each other: want at most %d, or 0 for one on each",
+			o.Threads, cores, threadsPerCore*cores)
+	}
 	if o.Threads > 0 && o.Backend == "cuda" {
 		bad("-threads %d: the cuda backend has no threads to set", o.Threads)
 	}

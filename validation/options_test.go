@@ -2,7 +2,10 @@ package validation
 
 import (
 	"flag"
+	"fmt"
 	"io"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -72,41 +75,53 @@ func TestGoodFlags(t *testing.T) {
 // TestBadFlags: each mistake has one error that says what and why.
 func TestBadFlags(t *testing.T) {
 	for args, want := range map[string]string{
-		"-backend gpu":                                `-backend "gpu": want cpu or cuda`,
-		"-max-tokens 32":                              "-max-tokens has no effect without -backend cpu|cuda",
-		"-backend cpu -max-tokens 0":                  "-max-tokens 0: want at least 2: the first token comes from the prompt, so that a request of one token has no decode step",
-		"-backend cpu -prompt-length 0":               "-prompt-length 0: want at least 1",
-		"-backend cpu -max-batch-size 1":              "-max-batch-size 1: want at least 2: a batch arm of one row is the serial arm",
-		"-backend cpu -num-concurrent 1,2":            "-num-concurrent 1: a lone request is measured by TestSingleRequestLatency",
-		"-backend cpu -num-concurrent 0":              "-num-concurrent 0: want at least 2",
-		"-backend cpu -num-concurrent 2,4,2":          "-num-concurrent: 2 stands in it twice",
-		"-backend cpu -threads -1":                    "-threads -1: want at least 0",
-		"-backend cuda -threads 2":                    "-threads 2: the cuda backend has no threads to set",
-		"-backend cpu -token-budget 70":               "-token-budget 70: want at least 71, a prompt chunk of 64 beside 7 decode rows",
-		"-backend cpu -checkpoint random:":            "-checkpoint random: lacks a name, such as random:qwen3.5-mini",
-		"-backend cpu -time-limit 5m -test-runs 6":    "-time-limit 5m0s, -test-runs 6: the number of blocks is either fixed or left to the verdict and the time",
-		"-backend cpu -replay results.json":           "-replay results.json, -backend cpu: either judge recorded samples or measure new ones",
-		"-allow-inconclusive":                         "-allow-inconclusive has no effect without -backend cpu|cuda",
-		"-backend cpu -time-limit -5m":                "-time-limit -5m0s: want a positive time, or 0 for none",
-		"-backend cpu -against 4":                     `-against "4": want target or ceiling`,
-		"-backend cpu -share 0.9":                     "-share 0.9 is a share of the ceiling: it needs -against ceiling",
-		"-backend cpu -against ceiling -share 1.1":    "-share 1.1: want more than 0 and at most 1",
-		"-against ceiling":                            "-against has no effect without -backend cpu|cuda",
-		"-backend cpu -results=":                      "-results: want a directory",
-		"-backend cpu -sizes 2,4":                     "-sizes 2,4: size 1 is missing, to which all others are compared",
-		"-backend cpu -sizes 1,4,2":                   "-sizes 1,4,2: want rising sizes",
-		"-backend cpu -sizes 0,1":                     "-sizes 0: want at least 1",
-		"-backend cpu -sizes 1,1":                     "-sizes: 1 stands in it twice",
-		"-backend cpu -new-tokens 1":                  "-new-tokens 1: want at least 2: the first token comes from the prompt, so that one token has no decode step",
-		"-backend cpu -block-size 0":                  "-block-size 0: want at least 1",
-		"-backend cpu -short-tokens 0":                "-short-tokens 0: want at least 1",
-		"-backend cpu -short-tokens 4 -long-tokens 4": "-long-tokens 4, -short-tokens 4: nothing blocks unless the long row is longer",
-		"-backend cpu -prompt-length 0 -block-size 0": "-prompt-length 0: want at least 1\n-block-size 0: want at least 1",
-		"-backend cpu -num-concurrent two":            `invalid value "two" for flag -num-concurrent: "two" is no integer; want a list such as 2,4,8`,
-		"-backend cpu -warmup-runs 0":                 `invalid value "0" for flag -warmup-runs: want at least 1: without warm-up the first block is charged page faults and allocation, and without blocks there is no evidence`,
-		"-backend cpu -test-runs many":                `invalid value "many" for flag -test-runs: "many" is no integer`,
+		"-backend gpu":                                 `-backend "gpu": want cpu or cuda`,
+		"-max-tokens 32":                               "-max-tokens has no effect without -backend cpu|cuda",
+		"-backend cpu -max-tokens 0":                   "-max-tokens 0: want at least 2: the first token comes from the prompt, so that a request of one token has no decode step",
+		"-backend cpu -prompt-length 0":                "-prompt-length 0: want at least 1",
+		"-backend cpu -max-batch-size 1":               "-max-batch-size 1: want at least 2: a batch arm of one row is the serial arm",
+		"-backend cpu -num-concurrent 1,2":             "-num-concurrent 1: a lone request is measured by TestSingleRequestLatency",
+		"-backend cpu -num-concurrent 0":               "-num-concurrent 0: want at least 2",
+		"-backend cpu -num-concurrent 2,4,2":           "-num-concurrent: 2 stands in it twice",
+		"-backend cpu -threads -1":                     "-threads -1: want at least 0",
+		"-backend cpu extra -max-tokens 0":             `unexpected argument "extra": flags after it would not be read`,
+		"-backend cpu -max-tokens 9223372036854775807": "-max-tokens 9223372036854775807: want at most 16777216, more than any model's context",
+		"-backend cpu -prompt-length 16777217":         "-prompt-length 16777217: want at most 16777216, more than any model's context",
+		"-backend cuda -threads 2":                     "-threads 2: the cuda backend has no threads to set",
+		"-backend cpu -token-budget 70":                "-token-budget 70: want at least 71, a prompt chunk of 64 beside 7 decode rows",
+		"-backend cpu -checkpoint random:":             "-checkpoint random: lacks a name, such as random:qwen3.5-mini",
+		"-backend cpu -time-limit 5m -test-runs 6":     "-time-limit 5m0s, -test-runs 6: the number of blocks is either fixed or left to the verdict and the time",
+		"-backend cpu -replay results.json":            "-replay results.json, -backend cpu: either judge recorded samples or measure new ones",
+		"-allow-inconclusive":                          "-allow-inconclusive has no effect without -backend cpu|cuda",
+		"-backend cpu -time-limit -5m":                 "-time-limit -5m0s: want a positive time, or 0 for none",
+		"-backend cpu -against 4":                      `-against "4": want target or ceiling`,
+		"-backend cpu -share 0.9":                      "-share 0.9 is a share of the ceiling: it needs -against ceiling",
+		"-backend cpu -against ceiling -share 1.1":     "-share 1.1: want more than 0 and at most 1",
+		"-against ceiling":                             "-against has no effect without -backend cpu|cuda",
+		"-backend cpu -results=":                       "-results: want a directory",
+		"-backend cpu -sizes 2,4":                      "-sizes 2,4: size 1 is missing, to which all others are compared",
+		"-backend cpu -sizes 1,4,2":                    "-sizes 1,4,2: want rising sizes",
+		"-backend cpu -sizes 0,1":                      "-sizes 0: want at least 1",
+		"-backend cpu -sizes 1,1":                      "-sizes: 1 stands in it twice",
+		"-backend cpu -new-tokens 1":                   "-new-tokens 1: want at least 2: the first token comes from the prompt, so that one token has no decode step",
+		"-backend cpu -block-size 0":                   "-block-size 0: want at least 1",
+		"-backend cpu -short-tokens 0":                 "-short-tokens 0: want at least 1",
+		"-backend cpu -short-tokens 4 -long-tokens 4":  "-long-tokens 4, -short-tokens 4: nothing blocks unless the long row is longer",
+		"-backend cpu -prompt-length 0 -block-size 0":  "-prompt-length 0: want at least 1\n-block-size 0: want at least 1",
+		"-backend cpu -num-concurrent two":             `invalid value "two" for flag -num-concurrent: "two" is no integer; want a list such as 2,4,8`,
+		"-backend cpu -warmup-runs 0":                  `invalid value "0" for flag -warmup-runs: want at least 1: without warm-up the first block is charged page faults and allocation, and without blocks there is no evidence`,
+		"-backend cpu -test-runs many":                 `invalid value "many" for flag -test-runs: "many" is no integer`,
 	} {
 		_, err := parse(t, strings.Fields(args)...)
 		require.EqualError(t, err, want, args)
 	}
+}
+
+// TestTooManyThreads: hundreds of workers on a core would not end in hours.
+func TestTooManyThreads(t *testing.T) {
+	most := threadsPerCore * runtime.NumCPU()
+	_, err := parse(t, "-backend", "cpu", "-threads", strconv.Itoa(most))
+	require.NoError(t, err)
+	_, err = parse(t, "-backend", "cpu", "-threads", strconv.Itoa(most+1))
+	require.ErrorContains(t, err, fmt.Sprintf("-threads %d: this machine has %d cores", most+1, runtime.NumCPU()))
 }
