@@ -434,9 +434,15 @@ func TestLoadRefusesRecords(t *testing.T) {
 	rec, err := passing(t).Run(t.Context())
 	require.NoError(t, err)
 	for want, spoil := range map[string]func(*Record){
-		"the plan's ranks":               func(r *Record) { r.Plan.Ranks[0]++ },
-		"are no criterion":               func(r *Record) { r.Criterion.Concurrent = 0 },
-		"block 2 lacks an arm":           func(r *Record) { r.Blocks[1].Arms = r.Blocks[1].Arms[:1] },
+		"the plan's ranks": func(r *Record) { r.Plan.Ranks[0]++ },
+		"are no criterion": func(r *Record) { r.Criterion.Concurrent = 0 },
+		"lacks the control arm": func(r *Record) {
+			warm := &r.WarmupBlocks[0]
+			extra := warm.Arms[0]
+			extra.Arm = ArmControl
+			warm.Arms = append(warm.Arms, extra)
+		},
+		"block 2 lacks the batch arm":    func(r *Record) { r.Blocks[1].Arms = r.Blocks[1].Arms[:1] },
 		"columns of its steps":           func(r *Record) { r.Blocks[1].Arms[0].Steps.Rows = nil },
 		"stats: the plan's ranks [1 1 1": func(r *Record) { r.Control.Plan.Ranks[1] = 1; r.Control.Plan.Ranks[2] = 1 },
 	} {

@@ -197,6 +197,10 @@ func (s *Session) control(out io.Writer) (*Control, error) {
 	}
 	x.Warmups, x.Runs, x.Limit = s.Options.Warmups(FamilyControl), s.Options.TestRuns, s.left()
 	x.Budget = max(s.left()/controlShare, 0)
+	x.Keep = func(r *Record) {
+		s.results.Control = r
+		s.keep()
+	}
 	rec, err := x.Run(s.ctx)
 	s.best = max(s.best, rec.bandwidth())
 	s.results.Control = rec
@@ -309,7 +313,7 @@ func (s *Session) Close() error {
 		return nil
 	}
 	err := s.unload()
-	if len(s.results.Criteria) == 0 && s.results.Sweep == nil && s.results.Serving == nil && s.results.Plan == nil {
+	if len(s.results.Criteria) == 0 && s.results.Control == nil && s.results.Sweep == nil && s.results.Serving == nil && s.results.Plan == nil {
 		return errors.Join(err, s.store.Discard())
 	}
 	now := time.Now()

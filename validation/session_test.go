@@ -167,6 +167,29 @@ func TestSessionInterrupted(t *testing.T) {
 	require.Equal(t, 1, len(r.Criteria[1].Blocks))
 }
 
+// TestSessionInterruptedInControl: where only the control was measured, it is
+// kept, and what is kept can be read and drawn.
+func TestSessionInterruptedInControl(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	s := tinySession(ctx, tinyOptions(t), new(bytes.Buffer))
+	_, err := s.Measure(ThroughputCriterion(2), writerFunc(func(p []byte) {
+		if bytes.Contains(p, []byte("control of the session: block 1 of 2")) {
+			r, err := Load(filepath.Join(s.store.Dir, "results.json"))
+			require.NoError(t, err)
+			require.NotNil(t, r.Control, "written as it goes")
+			cancel(errors.New("interrupt"))
+		}
+	}))
+	require.ErrorContains(t, err, "interrupted after 1 of 2 blocks (interrupt); what was measured is kept")
+	require.NoError(t, s.Close())
+
+	r, err := Load(filepath.Join(s.store.Dir, "results.json"))
+	require.NoError(t, err)
+	require.True(t, r.Interrupted)
+	require.Len(t, r.Control.Blocks, 1)
+	require.FileExists(t, filepath.Join(s.store.Dir, "report.html"))
+}
+
 type writerFunc func([]byte)
 
 func (f writerFunc) Write(p []byte) (int, error) {

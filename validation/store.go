@@ -44,7 +44,7 @@ func NewStore(parent string, now time.Time) (*Store, error) {
 	}
 	s := &Store{Dir: dir}
 	if err := s.replace("results.json", []byte("{}\n")); err != nil {
-		return fail(err)
+		return fail(errors.Join(err, os.Remove(dir)))
 	}
 	return s, nil
 }
@@ -187,9 +187,19 @@ func (r *Record) check() error {
 		return fmt.Errorf("%d concurrent requests of %d tokens are no criterion", r.Criterion.Concurrent, r.MaxTokens)
 	}
 	var err error
+	arms := []string{ArmSerial, ArmBatch}
 	r.each(func(where string, b *Block) {
-		if b.Run(ArmSerial) == nil || b.Run(ArmBatch) == nil {
-			err = fmt.Errorf("%s lacks an arm", where)
+		for i := range b.Arms {
+			if !slices.Contains(arms, b.Arms[i].Arm) {
+				arms = append(arms, b.Arms[i].Arm)
+			}
+		}
+	})
+	r.each(func(where string, b *Block) {
+		for _, arm := range arms {
+			if b.Run(arm) == nil {
+				err = fmt.Errorf("%s lacks the %s arm", where, arm)
+			}
 		}
 		for i := range b.Arms {
 			a := &b.Arms[i]
