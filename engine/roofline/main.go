@@ -57,6 +57,9 @@ func run(ctx context.Context, args []string, out, status io.Writer, probe func(*
 	if fs.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", fs.Arg(0))
 	}
+	if *context > 1<<24 {
+		return fmt.Errorf("-context %d: want at most %d, more than any model's", *context, 1<<24)
+	}
 	if opt.rounds < 1 || opt.steps < 1 || *context < 1 {
 		return fmt.Errorf("-rounds %d, -steps %d, -context %d: want at least 1 each", opt.rounds, opt.steps, *context)
 	}
@@ -66,6 +69,12 @@ func run(ctx context.Context, args []string, out, status io.Writer, probe func(*
 	}
 	if err != nil {
 		return err
+	}
+
+	if *bench != "" { // before measuring, lest it be for nothing
+		if err := writable(*bench); err != nil {
+			return fmt.Errorf("-bench %s: %w", *bench, err)
+		}
 	}
 
 	s, err := open(opt, workloads)
@@ -86,12 +95,26 @@ func run(ctx context.Context, args []string, out, status io.Writer, probe func(*
 		}
 		var lines strings.Builder
 		s.writeBench(&lines, workloads, results)
-		if err := os.MkdirAll(filepath.Dir(*bench), 0o755); err != nil {
-			return err
-		}
 		return os.WriteFile(*bench, []byte(lines.String()), 0o644)
 	}()
 	return errors.Join(err, s.close())
+}
+
+// writable proves that a file can be written, and leaves its content.
+func writable(path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	_, err := os.Stat(path)
+	isNew := errors.Is(err, os.ErrNotExist)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	if err = f.Close(); isNew {
+		err = errors.Join(err, os.Remove(path))
+	}
+	return err
 }
 
 func parseWorkloads(rows, prefill string, context int) (list []workload, err error) {
@@ -103,7 +126,7 @@ func parseWorkloads(rows, prefill string, context int) (list []workload, err err
 			}
 			n, err := strconv.Atoi(field)
 			if err != nil || n < least || n > 1<<20 {
-				return fmt.Errorf("-%s %q: want whole numbers of at least %d, separated by commas", flag, numbers, least)
+				return fmt.Errorf("-%s %q: want whole numbers from %d to %d, separated by commas", flag, numbers, least, 1<<20)
 			}
 			if w := make(n); !seen[w] {
 				seen[w] = true

@@ -156,8 +156,11 @@ func TestCommand(t *testing.T) {
 // TestCommandErrors: what is wrong is named, before anything is loaded.
 func TestCommandErrors(t *testing.T) {
 	for _, c := range []struct{ args, says string }{
-		{"-rows 0", `-rows "0": want whole numbers of at least 1`},
-		{"-prefill 1", `-prefill "1": want whole numbers of at least 2`},
+		{"-rows 0", `-rows "0": want whole numbers from 1 to 1048576`},
+		{"-rows 1048577", `-rows "1048577": want whole numbers from 1 to 1048576`},
+		{"-context 9223372036854775807", "-context 9223372036854775807: want at most 16777216"},
+		{"-bench .", "-bench .: open .: is a directory"},
+		{"-prefill 1", `-prefill "1": want whole numbers from 2 to`},
 		{"-rows 1,x", `-rows "1,x"`},
 		{"-rows ,", "nothing to measure"},
 		{"-rounds 0", "-rounds 0"},
