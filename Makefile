@@ -1,6 +1,7 @@
 # Batchproof: `make validate` shows whether batching pays on this machine;
 # `make test` passes the tests. `make help` lists the rest.
 
+SHELL      := /bin/bash -o pipefail
 GO         ?= go
 CHECKPOINT ?= random:qwen3.5-mini
 RESULTS    ?= results
@@ -29,9 +30,10 @@ serve: ## open-loop serving under each policy, and a plan for larger sizes (some
 	$(SUITE) -run '^(TestServing|TestPlanByVirtualClock)$$' $(FLAGS)
 
 .PHONY: bench
-bench: ## benchmarks in Go benchmark format, compared by mode
+bench: ## benchmarks in Go benchmark format, compared by mode (several minutes)
 	@mkdir -p $(RESULTS)
-	$(GO) test ./validation -run '^$$' -bench . -count=10 -timeout 60m -backend cpu -checkpoint $(CHECKPOINT) $(FLAGS) | tee $(RESULTS)/bench.txt
+	$(GO) test ./validation -run '^$$' -bench . -count=10 -timeout 60m -backend cpu -checkpoint $(CHECKPOINT) $(FLAGS) | tee $(RESULTS)/bench.new
+	@mv $(RESULTS)/bench.new $(RESULTS)/bench.txt
 	$(GO) tool benchstat -filter '/mode:(serial OR batch)' -col /mode $(RESULTS)/bench.txt
 
 # make reports every failure as 2; for the exit status itself run bin/compare.
