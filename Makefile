@@ -1,7 +1,8 @@
 # Batchproof: `make validate` shows whether batching pays on this machine;
 # `make test` passes the tests. `make help` lists the rest.
 
-SHELL      := /bin/bash -o pipefail
+SHELL      := bash
+.SHELLFLAGS := -o pipefail -c
 GO         ?= go
 CHECKPOINT ?= random:qwen3.5-mini
 RESULTS    ?= results
