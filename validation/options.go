@@ -120,7 +120,7 @@ func (o *Options) Budget() int {
 	return max(256, o.MaxBatchSize-1+chunkSize)
 }
 
-// deviations says where the requests are not the specified ones.
+// deviations says where the requests are not the specified ones, and which levels were left out.
 func (o *Options) deviations() string {
 	var d []string
 	if o.MaxTokens != specifiedMaxTokens {
@@ -129,7 +129,13 @@ func (o *Options) deviations() string {
 	if o.PromptLength != specifiedPromptLength {
 		d = append(d, fmt.Sprintf("prompts of %d tokens instead of %d", o.PromptLength, specifiedPromptLength))
 	}
-	return strings.Join(d, ", ")
+	for _, c := range Criteria() {
+		if c.Family == FamilyThroughput && !slices.Contains(o.NumConcurrent, c.Concurrent) {
+			d = append(d, fmt.Sprintf("%s concurrent requests instead of 2, 4, 8", strings.ReplaceAll((*intList)(&o.NumConcurrent).String(), ",", ", ")))
+			break
+		}
+	}
+	return strings.Join(d, "; ")
 }
 
 // Rules are those of a criterion under these flags.
@@ -152,6 +158,10 @@ const (
 
 // maxLength of a prompt or an answer keeps their sums far from overflow.
 const maxLength = 1 << 24
+
+// maxConcurrent requests are far beyond where batching stops to gain; each has
+// its prompt, tokens and times in memory.
+const maxConcurrent = 1 << 14
 
 // threadsPerCore is the most workers that may share a core. Any sharing makes
 // steps wait, and hundreds wait for minutes.
@@ -241,6 +251,8 @@ func (o *Options) Validate() error {
 	}
 	for i, n := range o.NumConcurrent {
 		switch {
+		case n > maxConcurrent:
+			bad("-num-concurrent %d: want at most %d", n, maxConcurrent)
 		case n == 1:
 			bad("-num-concurrent 1: a lone request is measured by TestSingleRequestLatency")
 		case n < 1:
@@ -260,6 +272,8 @@ func (o *Options) validateSweep(bad func(string, ...any), least func(string, int
 	}
 	for i, n := range o.Sizes {
 		switch {
+		case n > maxConcurrent:
+			bad("-sizes %d: want at most %d", n, maxConcurrent)
 		case n < 1:
 			bad("-sizes %d: want at least 1", n)
 		case slices.Contains(o.Sizes[:i], n):

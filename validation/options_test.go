@@ -102,6 +102,8 @@ func TestBadFlags(t *testing.T) {
 		"-backend cpu -sizes 2,4":                      "-sizes 2,4: size 1 is missing, to which all others are compared",
 		"-backend cpu -sizes 1,4,2":                    "-sizes 1,4,2: want rising sizes",
 		"-backend cpu -sizes 0,1":                      "-sizes 0: want at least 1",
+		"-backend cpu -sizes 1,100000000":              "-sizes 100000000: want at most 16384",
+		"-backend cpu -num-concurrent 100000000":       "-num-concurrent 100000000: want at most 16384",
 		"-backend cpu -sizes 1,1":                      "-sizes: 1 stands in it twice",
 		"-backend cpu -new-tokens 1":                   "-new-tokens 1: want at least 2: the first token comes from the prompt, so that one token has no decode step",
 		"-backend cpu -block-size 0":                   "-block-size 0: want at least 1",
