@@ -50,7 +50,7 @@ func benchValue(s string) string {
 
 // BenchLines writes the samples of the criteria in Go benchmark format, one
 // line for each arm of each block: benchstat -col /mode compares the arms on
-// interleaved samples.
+// interleaved samples. Disturbed blocks are left out.
 func BenchLines(r *Results) []byte {
 	var out bytes.Buffer
 	if r.Model == nil {
@@ -60,9 +60,9 @@ func BenchLines(r *Results) []byte {
 	fmt.Fprintf(&out, "goos: %s\ngoarch: %s\ncpu: %s\n", r.Environment.OS, r.Environment.Arch, r.Environment.CPU)
 	WriteConfig(&out, &r.Environment, r.Model.Name)
 	for _, rec := range r.Criteria {
-		for i := range rec.Blocks {
-			for k := range rec.Blocks[i].Arms {
-				run := &rec.Blocks[i].Arms[k]
+		for _, b := range rec.Kept() {
+			for k := range b.Arms {
+				run := &b.Arms[k]
 				if run.Arm == ArmControl {
 					continue
 				}

@@ -115,7 +115,7 @@ func (r *Results) facts() []report.Fact {
 	peak := 0.0
 	for _, rec := range r.Criteria {
 		for i := range rec.Blocks {
-			if b := rec.Blocks[i].ReadBandwidth; b > 0 {
+			if b := rec.Blocks[i].ReadBandwidth; b > 0 && len(rec.Kept()) > 0 {
 				bandwidths = append(bandwidths, b)
 			}
 		}

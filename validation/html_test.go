@@ -59,7 +59,7 @@ func TestViewNumbers(t *testing.T) {
 	x.Roofline = NewRoofline(costOf(func(rows, tokens, context int) (float64, float64) { return 60e6, 0 }), 4, 4, 11, 8, 1e12)
 	rec, err := x.Run(t.Context())
 	require.NoError(t, err)
-	v := View(&Results{Criteria: []*Record{rec}, Options: Options{MaxTokens: 128, PromptLength: 32, Against: AgainstCeiling, Share: 0.85}})
+	v := View(&Results{Criteria: []*Record{rec}, Options: Options{MaxTokens: 128, PromptLength: 32, NumConcurrent: []int{2, 4, 8, 16}, Against: AgainstCeiling, Share: 0.85}})
 	require.Equal(t, []string{"throughput is held against 85 % of the ceiling instead of the specified ratios"}, v.Deviations)
 	require.Len(t, v.Criteria, 4, "what was not measured is shown to be missing")
 	require.Empty(t, v.Criteria[0].Verdict)

@@ -56,6 +56,9 @@ func Judge(rec *Record) *Judgement {
 	if !rec.Criterion.Lower() {
 		j.Ceiling, j.CeilingDecode = rec.Roofline.Ceiling(j.Bandwidth)
 	}
+	if len(ratios) == 0 { // nothing to set beside it
+		j.Bandwidth, j.Ceiling, j.CeilingDecode = math.NaN(), math.NaN(), math.NaN()
+	}
 
 	j.Decision, j.ControlCheck = decide(rec, ratios), decideControl(rec)
 	j.Checks = checks(rec, j)

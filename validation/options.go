@@ -131,11 +131,11 @@ func (o *Options) deviations() string {
 	}
 	for _, c := range Criteria() {
 		if c.Family == FamilyThroughput && !slices.Contains(o.NumConcurrent, c.Concurrent) {
-			d = append(d, fmt.Sprintf("%s concurrent requests instead of 2, 4, 8", strings.ReplaceAll((*intList)(&o.NumConcurrent).String(), ",", ", ")))
+			d = append(d, fmt.Sprintf("concurrency levels %v instead of 2,4,8", (*intList)(&o.NumConcurrent)))
 			break
 		}
 	}
-	return strings.Join(d, "; ")
+	return strings.Join(d, ", ")
 }
 
 // Rules are those of a criterion under these flags.

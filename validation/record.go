@@ -88,9 +88,13 @@ func (r *Record) Kept() []*Block {
 }
 
 // bandwidth is the best probe of the session so far: noise only lowers a probe,
-// and a ceiling is about what the machine can do. 0 if nothing was probed.
+// and a ceiling is about what the machine can do. Where no block stands, its
+// probes are no evidence either. 0 if nothing was probed.
 func (r *Record) bandwidth() float64 {
 	best := r.BestBandwidth
+	if len(r.Kept()) == 0 {
+		return best
+	}
 	for i := range r.Blocks {
 		best = max(best, r.Blocks[i].ReadBandwidth)
 	}

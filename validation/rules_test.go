@@ -2,6 +2,7 @@ package validation
 
 import (
 	"bytes"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/batchproof/batchproof/validation/report"
 	"github.com/batchproof/batchproof/validation/stats"
 )
 
@@ -89,6 +91,20 @@ func TestTooNoisy(t *testing.T) {
 	require.Equal(t, Invalid, j.Verdict)
 	require.Len(t, j.Record.Blocks, 4)
 	require.Equal(t, "the machine is too noisy: 4 of 4 blocks were disturbed and discarded; first: block 1, steal 0.2 > 0.03; more than 25 %: quiet the machine and measure again", j.Reason)
+
+	// Nothing of it reads as evidence.
+	x := roofed(watchedBy(passing(t), 0.2), 80e6)
+	j = judged(t, x)
+	var table bytes.Buffer
+	PrintTable(&table, []*Judgement{j})
+	require.Regexp(t, `throughput, 4 concurrent +– +– +– +≥ 3.00 +– +– +INVALID`, table.String())
+	r := &Results{Model: new(ModelInfo), Criteria: []*Record{j.Record}}
+	require.Contains(t, string(report.Markdown(View(r))), "INVALID | – | none | ≥ 3.00 | – | – | – | – |")
+	require.NotContains(t, string(BenchLines(r)), "BenchmarkGenerate")
+	require.NotContains(t, fmt.Sprint(View(r).Facts), "GB/s")
+	j = judged(t, watchedBy(passing(t), 0, 0, 0.2, 0, 0, 0, 0))
+	r.Criteria = []*Record{j.Record}
+	require.Equal(t, 2*6, strings.Count(string(BenchLines(r)), "BenchmarkGenerate"), "the disturbed block is left out")
 
 	// Every third block: decided after six that stand, and still not quiet
 	// enough, however many more there are.

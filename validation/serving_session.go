@@ -29,6 +29,7 @@ func (s *Session) Serving(out io.Writer) (*ServingRecord, error) {
 		Keep: func(r *ServingRecord) {
 			r.Model = s.stand.Info()
 			s.results.Serving = r
+			s.announce(log)
 			s.keep()
 		},
 	}

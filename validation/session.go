@@ -23,6 +23,7 @@ type Session struct {
 	store      *Store // nil until the session has begun
 	judgements []*Judgement
 	failed     bool // the store or a model could not be opened
+	announced  bool // the results directory
 
 	probesOf func(backend.Backend) Probes
 	tune     func(*Rules) // by tests
@@ -42,7 +43,7 @@ func NewSession(ctx context.Context, opt Options, out io.Writer) *Session {
 }
 
 // begin proves that results can be kept, before anything is loaded or measured.
-func (s *Session) begin(out io.Writer) (err error) {
+func (s *Session) begin() (err error) {
 	if err := context.Cause(s.ctx); err != nil {
 		return fmt.Errorf("not measured: %w", err)
 	}
@@ -59,13 +60,20 @@ func (s *Session) begin(out io.Writer) (err error) {
 	}
 	s.results = Results{Schema: SchemaVersion, Started: now, Options: s.Options,
 		Environment: ReadEnvironment(ModuleRoot()), Criteria: []*Record{}}
-	fmt.Fprintf(out, "results: %s\n", s.store.Dir)
 	return nil
+}
+
+// announce says once where the results are, when there are some to keep.
+func (s *Session) announce(out io.Writer) {
+	if !s.announced {
+		fmt.Fprintf(out, "results: %s\n", s.store.Dir)
+		s.announced = true
+	}
 }
 
 // load makes a model ready, keeping the one that is there if it is the same.
 func (s *Session) load(name string, shape Shape, out io.Writer) (err error) {
-	if err := s.begin(out); err != nil {
+	if err := s.begin(); err != nil {
 		return err
 	}
 	if s.Options.Checkpoint != "" {
@@ -129,6 +137,7 @@ func (s *Session) Measure(c Criterion, out io.Writer) (*Judgement, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.announce(out)
 	x.Control = control
 	x.Warmups, x.Runs, x.Budget, x.Limit = o.Warmups(c.Family), o.TestRuns, s.budget(c), s.left()
 	x.Keep = func(r *Record) {
@@ -195,6 +204,8 @@ func (s *Session) control(out io.Writer) (*Control, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.announce(out)
+	x.log("%s: lone requests, serial against serial; identical arms must agree before throughput is judged", x.Criterion)
 	x.Warmups, x.Runs, x.Limit = s.Options.Warmups(FamilyControl), s.Options.TestRuns, s.left()
 	x.Budget = max(s.left()/controlShare, 0)
 	x.Keep = func(r *Record) {

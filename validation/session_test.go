@@ -59,8 +59,9 @@ func TestSession(t *testing.T) {
 	require.Contains(t, log.String(), "throughput, 2 concurrent: block 2 of 2, ratio ")
 	require.Contains(t, log.String(), "no 95 % bound from 2 blocks")
 	require.Contains(t, log.String(), "against 10.0 GB/s of streaming reads")
+	require.Equal(t, 1, strings.Count(log.String(), "results: "+s.store.Dir))
 	require.Regexp(t, `ceiling    \d\.\d\d on this machine`, log.String())
-	require.Contains(t, table.String(), "not as specified: 4 tokens a request instead of 128, prompts of 5 tokens instead of 32")
+	require.Contains(t, table.String(), "not as specified: 4 tokens a request instead of 128, prompts of 5 tokens instead of 32, concurrency levels 2,3 instead of 2,4,8")
 	for _, row := range []string{"single-request latency", "throughput, 2 concurrent", "throughput, 8 concurrent", "not measured", "throughput, 3 concurrent", "MEASURED"} {
 		require.Contains(t, table.String(), row)
 	}
@@ -221,12 +222,14 @@ func TestSessionRefuses(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			opt := tinyOptions(t)
 			c.spoil(t, &opt)
-			s := tinySession(t.Context(), opt, new(bytes.Buffer))
-			_, err := s.Measure(LatencyCriterion(), new(bytes.Buffer))
+			var log bytes.Buffer
+			s := tinySession(t.Context(), opt, &log)
+			_, err := s.Measure(LatencyCriterion(), &log)
 			require.ErrorContains(t, err, c.want)
-			_, err = s.Measure(ThroughputCriterion(2), new(bytes.Buffer))
+			_, err = s.Measure(ThroughputCriterion(2), &log)
 			require.EqualError(t, err, "not measured: the session could not begin, see the first failure")
 			require.NoError(t, s.Close())
+			require.NotContains(t, log.String(), "results: ", "no directory is named that is not there")
 			if s.store != nil {
 				require.NoDirExists(t, s.store.Dir, "nothing was measured, nothing is left")
 			}

@@ -96,6 +96,7 @@ func (s *Session) loadStatic(out io.Writer) (*SweepRecord, io.Writer, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	s.announce(out)
 	if s.results.Sweep == nil {
 		s.results.Sweep = &SweepRecord{Model: s.stand.Info()}
 	}
