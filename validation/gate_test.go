@@ -266,7 +266,7 @@ func TestGate(t *testing.T) {
 		}}, pass, verdicts{Invalid, Fail}, ""},
 		{"bursts that readings show", gate{bursts: 0.05, watched: true}, pass, pass, ""},
 		{"bursts that readings show, batch arm slowed by 10 %", gate{bursts: 0.05, watched: true, slow: batchBy(1.1)}, fail, fail, ""},
-		{"bursts all the time", gate{bursts: 5, watched: true}, invalid, invalid, "quiet the machine"},
+		{"bursts all the time", gate{bursts: 5, watched: true}, invalid, invalid, "close other programs"},
 		{"bursts that nothing shows", gate{bursts: 0.1}, verdicts{Pass, Inconclusive, Invalid}, verdicts{Pass, Inconclusive, Invalid}, ""},
 		{"bursts that nothing shows, batch arm slowed by 10 %", gate{bursts: 0.1, slow: batchBy(1.1)}, verdicts{Fail, Inconclusive, Invalid}, verdicts{Fail, Inconclusive, Invalid}, ""},
 	} {

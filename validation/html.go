@@ -214,7 +214,7 @@ func (j *Judgement) view() report.Criterion {
 			continue
 		}
 		block := report.Block{Number: i + 1, First: b.Arms[0].Arm, Ratio: rec.Criterion.Ratio(serial, batch), Control: math.NaN(),
-			Disturbed: rec.Rules.QuietLimits.Disturbed(b.Readings)}
+			Disturbed: rec.Rules.disturbed(b.Readings)}
 		if control != nil {
 			block.Control = rec.Criterion.Ratio(serial, control)
 		}

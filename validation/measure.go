@@ -106,8 +106,12 @@ func (x *Experiment) Run(ctx context.Context) (*Record, error) {
 			return rec, err
 		}
 		x.keep(rec)
-		if why := x.Rules.QuietLimits.Disturbed(b.Readings); why != "" {
-			x.log("%s: block %d %s, disturbed (%s): measured again", x.Criterion, slot+1, x.of(rec), why)
+		if why := x.Rules.disturbed(b.Readings); why != "" {
+			next := "measured again"
+			if rec.hopeless() {
+				next = "too many are, given up"
+			}
+			x.log("%s: %s, disturbed (%s): %s", x.Criterion, x.place(rec), why, next)
 			if rec.hopeless() {
 				break
 			}
@@ -264,7 +268,7 @@ func (x *Experiment) progress(rec *Record, over bool, elapsed time.Duration) {
 			planned = next
 		}
 	}
-	line := fmt.Sprintf("%s: block %d %s, ratio %.3f, median so far %.3f", x.Criterion, done, x.of(rec), ratios[done-1], stats.Median(ratios))
+	line := fmt.Sprintf("%s: %s, ratio %.3f, median so far %.3f", x.Criterion, x.place(rec), ratios[done-1], stats.Median(ratios))
 	left := human(time.Duration(float64(elapsed) / float64(done) * float64(planned-done)))
 	switch {
 	case over && x.Runs == 0 || done == rec.Planned:
@@ -279,9 +283,22 @@ func (x *Experiment) progress(rec *Record, over bool, elapsed time.Duration) {
 // open says that the number of blocks is left to the evidence.
 func (x *Experiment) open(rec *Record) bool { return x.Runs == 0 && len(rec.Plan.Looks) > 1 }
 
-func (x *Experiment) of(rec *Record) string {
-	if x.open(rec) {
-		return fmt.Sprintf("of at most %d", rec.Planned)
+// place names the last block by its place in the plan, and the attempt if it is
+// not the first.
+func (x *Experiment) place(rec *Record) string {
+	slot, attempts := rec.Blocks[len(rec.Blocks)-1].Index, 0
+	for i := range rec.Blocks {
+		if rec.Blocks[i].Index == slot {
+			attempts++
+		}
 	}
-	return fmt.Sprintf("of %d", rec.Planned)
+	most := ""
+	if x.open(rec) {
+		most = "at most "
+	}
+	text := fmt.Sprintf("block %d of %s%d", slot+1, most, rec.Planned)
+	if attempts > 1 {
+		text += fmt.Sprintf(", attempt %d", attempts)
+	}
+	return text
 }

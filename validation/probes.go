@@ -8,14 +8,15 @@ import (
 // Probes measure what the machine can do, in the session whose ratios they
 // explain. A nil probe is one that the backend does not offer.
 type Probes struct {
-	ReadBandwidth func() (float64, error) // streaming reads, bytes/s
-	PeakFLOPs     func() (float64, error) // multiply-adds count as two
-	Watchers      []Watcher               // of the machine's quiet
+	ReadBandwidth func() (float64, error)  // streaming reads, bytes/s
+	PeakFLOPs     func() (float64, error)  // multiply-adds count as two
+	Watchers      []Watcher                // of the machine's quiet
+	Busy          func(wait func()) string // see Machine.Busy
 }
 
 // ProbesOf finds the probes of a backend.
 func ProbesOf(b backend.Backend) Probes {
-	p := Probes{Watchers: []Watcher{NewMachine()}}
+	p := Probes{Watchers: []Watcher{NewMachine()}, Busy: NewMachine().Busy}
 	if m, ok := b.(interface {
 		MeasureReadBandwidth() (bytesPerSecond float64, err error)
 	}); ok {

@@ -80,7 +80,7 @@ func (r *Record) control() *Control {
 func (r *Record) Kept() []*Block {
 	kept := make([]*Block, 0, len(r.Blocks))
 	for i := range r.Blocks {
-		if r.Rules.QuietLimits.Disturbed(r.Blocks[i].Readings) == "" {
+		if len(r.Rules.QuietLimits.Disturbing(r.Blocks[i].Readings)) == 0 {
 			kept = append(kept, &r.Blocks[i])
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/batchproof/batchproof/validation/stats"
 )
@@ -110,11 +111,23 @@ func (r *Record) quiet() stats.Check {
 	for i := range r.Blocks {
 		readings[i] = r.Blocks[i].Readings
 	}
-	_, c := r.Rules.QuietLimits.Quiet(readings, r.Rules.MaxDisturbed) // named checkQuiet
+	_, c := r.Rules.QuietLimits.Quiet(readings, r.Rules.MaxDisturbed, r.Rules.disturbed) // named checkQuiet
 	if !c.OK {
-		c.Reason = "the machine is too noisy: " + c.Reason
+		c.Reason = "the machine is too noisy: " + c.Reason + "; close other programs and measure again"
 	}
 	return c
+}
+
+// disturbed says in words why a block does not count; "" if it does.
+func (r *Rules) disturbed(readings []stats.Reading) string {
+	var why []string
+	for _, d := range r.QuietLimits.Disturbing(readings) {
+		why = append(why, disturbance(d, r.QuietLimits[d.Name]))
+	}
+	if i := slices.IndexFunc(readings, func(r stats.Reading) bool { return r.Name == ReadingLoad }); i >= 0 && len(why) > 0 {
+		why = append(why, fmt.Sprintf("load average %.1f", readings[i].Value))
+	}
+	return strings.Join(why, ", ")
 }
 
 // hopeless says that too many blocks are disturbed to go on: more than even a

@@ -67,8 +67,9 @@ func TestDisturbedBlocks(t *testing.T) {
 	require.Equal(t, []int{0, 1, 2, 2, 3, 4, 5}, []int{blocks[0].Index, blocks[1].Index, blocks[2].Index, blocks[3].Index, blocks[4].Index, blocks[5].Index, blocks[6].Index})
 	require.Equal(t, blocks[2].Arms[0].Arm, blocks[3].Arms[0].Arm)
 	require.NotEqual(t, blocks[2].Arms[0].Requests[0].Prompt, blocks[3].Arms[0].Requests[0].Prompt)
-	require.Contains(t, text(j), "1 of 7 blocks were disturbed and discarded; first: block 3, steal 0.2 > 0.03")
-	require.Contains(t, strings.Join(x.log, "\n"), "block 3 of at most 24, disturbed (steal 0.2 > 0.03): measured again")
+	require.Contains(t, text(j), "1 of 7 blocks were disturbed (limit 25 %); first: block 3, steal 20 % (limit 3 %): the hypervisor gave the cores to others")
+	require.Contains(t, strings.Join(x.log, "\n"), "block 3 of at most 24, disturbed (steal 20 % (limit 3 %): the hypervisor gave the cores to others): measured again")
+	require.Contains(t, strings.Join(x.log, "\n"), "block 3 of at most 24, attempt 2, ratio 4.000")
 
 	// The ratio plays no part: a disturbed block goes whatever it shows.
 	x = watchedBy(passing(t), 0, 0, 0.2, 0, 0, 0, 0)
@@ -90,7 +91,7 @@ func TestTooNoisy(t *testing.T) {
 	j := judged(t, watchedBy(passing(t), 0.2))
 	require.Equal(t, Invalid, j.Verdict)
 	require.Len(t, j.Record.Blocks, 4)
-	require.Equal(t, "the machine is too noisy: 4 of 4 blocks were disturbed and discarded; first: block 1, steal 0.2 > 0.03; more than 25 %: quiet the machine and measure again", j.Reason)
+	require.Equal(t, "the machine is too noisy: 4 of 4 blocks were disturbed (limit 25 %); first: block 1, steal 20 % (limit 3 %): the hypervisor gave the cores to others; close other programs and measure again", j.Reason)
 
 	// Nothing of it reads as evidence.
 	x := roofed(watchedBy(passing(t), 0.2), 80e6)

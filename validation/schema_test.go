@@ -48,4 +48,7 @@ func TestSchemaIsDocumented(t *testing.T) {
 	}
 	visit(reflect.TypeFor[Results]())
 	require.Greater(t, fields, 100)
+	for _, name := range []string{ReadingSteal, ReadingWaiting, ReadingClock, ReadingOthers, ReadingLoad} {
+		require.Contains(t, doc, "`"+name+"`")
+	}
 }

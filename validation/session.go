@@ -24,6 +24,7 @@ type Session struct {
 	judgements []*Judgement
 	failed     bool // the store or a model could not be opened
 	announced  bool // the results directory
+	looked     bool // at what else the machine does
 
 	probesOf func(backend.Backend) Probes
 	tune     func(*Rules) // by tests
@@ -97,8 +98,26 @@ func (s *Session) load(name string, shape Shape, out io.Writer) (err error) {
 	s.results.Environment.Backend = stand.Backend.Describe()
 	s.store.WriteJSON("environment.json", &s.results.Environment, true)
 	s.keep()
+	defer s.look(out)
 	fmt.Fprintf(out, "loaded in %s: %s; seed %d\n", human(time.Since(begin)), s.results.Environment.Backend, s.Options.Seed)
 	return nil
+}
+
+// look warns once of a machine that others use, before time is spent on it.
+func (s *Session) look(out io.Writer) {
+	if s.looked || s.probes.Busy == nil {
+		return
+	}
+	s.looked = true
+	warning := s.probes.Busy(func() {
+		select {
+		case <-time.After(time.Second):
+		case <-s.ctx.Done():
+		}
+	})
+	if warning != "" {
+		fmt.Fprintln(out, warning)
+	}
 }
 
 func (s *Session) unload() error {

@@ -1,6 +1,7 @@
 package validation
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -23,13 +24,28 @@ type Watcher interface {
 	End() []stats.Reading
 }
 
-// The readings of a Machine. All are shares, 0 on a quiet machine.
+// The readings of a Machine. All but the load are shares, 0 on a quiet machine.
 const (
 	ReadingSteal   = "steal"      // CPU time that the hypervisor gave to others
 	ReadingWaiting = "waiting"    // time that this process's threads could run and did not, of the time of all cores
 	ReadingClock   = "clock loss" // clock frequency below the highest seen in this session
 	ReadingOthers  = "others"     // CPU time used by other processes; no limit, since it need not hurt
+	ReadingLoad    = "load"       // load average of the last minute, this process included; no limit
 )
+
+// disturbance says what a reading beyond its limit means.
+func disturbance(r stats.Reading, limit float64) string {
+	share := fmt.Sprintf("%s %.3g %% (limit %.3g %%): ", r.Name, 100*r.Value, 100*limit)
+	switch r.Name {
+	case ReadingSteal:
+		return share + "the hypervisor gave the cores to others"
+	case ReadingWaiting:
+		return share + "other processes kept this one off the cores"
+	case ReadingClock:
+		return share + "the cores run slower than they did in this session"
+	}
+	return fmt.Sprintf("%s %.3g (limit %.3g)", r.Name, r.Value, limit) // of a device: no unit is known
+}
 
 // machineLimits are set by what a criterion must tell: two arms that differ by
 // 5 %. A disturbance of the size of a limit, all of it in one arm, moves a
@@ -90,6 +106,9 @@ func (m *Machine) End() []stats.Reading {
 	if clock := m.clock(); clock > 0 {
 		m.fastest = max(m.fastest, clock)
 		add(ReadingClock, 1-clock/m.fastest)
+	}
+	if load := m.load(); load >= 0 {
+		add(ReadingLoad, load)
 	}
 	return readings
 }
@@ -158,6 +177,38 @@ func (m *Machine) clock() float64 {
 		return 0
 	}
 	return sum / n
+}
+
+// load is the load average of the last minute; -1 if unknown.
+func (m *Machine) load() float64 {
+	text, _, _ := strings.Cut(firstLine(filepath.Join(m.proc, "loadavg")), " ")
+	load, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return -1
+	}
+	return load
+}
+
+// busyShare is the share of the cores in others' use from which on a run is
+// likely to be disturbed: twice what a block may wait.
+const busyShare = 0.10
+
+// Busy looks at the machine while this process idles, until wait returns, and
+// says so if others use it; "" if not. It is a warning, and decides nothing.
+func (m *Machine) Busy(wait func()) string {
+	m.Begin()
+	wait()
+	for _, r := range m.End() {
+		if r.Name != ReadingOthers || r.Value < busyShare {
+			continue
+		}
+		load := ""
+		if l := m.load(); l >= 0 {
+			load = fmt.Sprintf("load %.1f, ", l)
+		}
+		return fmt.Sprintf("this machine is busy (%sothers use %.0f %% of %d cores): expect INVALID or long runs; close other programs", load, 100*r.Value, m.cores)
+	}
+	return ""
 }
 
 // DeviceWatcher is what a backend offers to be watched by: a GPU's clocks,

@@ -45,19 +45,30 @@ func TestMachineReadings(t *testing.T) {
 	writeFile(t, "5 100000000 7\n", proc, "self/task/8/schedstat") // began since
 	require.Equal(t, []stats.Reading{{Name: ReadingSteal, Value: 0.02}, {Name: ReadingOthers, Value: 0.1},
 		{Name: ReadingWaiting, Value: 0.15}, {Name: ReadingClock, Value: 0}}, m.End())
-	require.Equal(t, "waiting 0.15 > 0.05", m.Limits().Disturbed(m.End()))
+	rules := Rules{QuietLimits: m.Limits()}
+	require.Equal(t, "waiting 15 % (limit 5 %): other processes kept this one off the cores", rules.disturbed(m.End()))
+	writeFile(t, "4.38 2.00 1.00 3/120 77\n", proc, "loadavg")
+	require.Equal(t, "waiting 15 % (limit 5 %): other processes kept this one off the cores, load average 4.4", rules.disturbed(m.End()))
+	require.NoError(t, os.Remove(filepath.Join(proc, "loadavg")))
 
 	freq(2400) // a fifth below what it was
 	m.Begin()
 	clock.pass(time.Second)
 	account(1376, 1020, 14, 856)
-	require.Equal(t, "clock loss 0.2 > 0.1", m.Limits().Disturbed(m.End()))
+	require.Equal(t, "clock loss 20 % (limit 10 %): the cores run slower than they did in this session", rules.disturbed(m.End()))
 	account(1376, 1020, 14, 856)
 	m.Begin()
 	clock.pass(time.Second)
 	account(1376, 1210, 24, 856)
 	freq(3000)
-	require.Equal(t, "steal 0.05 > 0.03", m.Limits().Disturbed(m.End()))
+	require.Equal(t, "steal 5 % (limit 3 %): the hypervisor gave the cores to others", rules.disturbed(m.End()))
+
+	// What runs while this process idles is others'.
+	account(2000, 2000, 24, 856)
+	writeFile(t, "4.38 2.00 1.00 3/120 77\n", proc, "loadavg")
+	require.Equal(t, "this machine is busy (load 4.4, others use 90 % of 2 cores): expect INVALID or long runs; close other programs",
+		m.Busy(func() { account(2180, 2020, 24, 856) }))
+	require.Empty(t, m.Busy(func() { account(2190, 2210, 24, 856) }), "5 % are no reason to warn")
 }
 
 // TestMachineUnread: without accounts there are no readings, and nothing is
@@ -68,7 +79,7 @@ func TestMachineUnread(t *testing.T) {
 	m.Begin()
 	clock.pass(time.Second)
 	require.Empty(t, m.End())
-	_, check := m.Limits().Quiet([][]stats.Reading{nil}, stats.MaxDisturbedShare)
+	_, check := m.Limits().Quiet([][]stats.Reading{nil}, stats.MaxDisturbedShare, nil)
 	require.Contains(t, check.Reason, "not readable here: clock loss, steal, waiting")
 
 	writeFile(t, "processor : 0\ncpu MHz\t\t: 2000.0\n\nprocessor : 1\ncpu MHz : 2200.0\n", m.proc, "cpuinfo")
@@ -107,6 +118,6 @@ func TestDeviceIsWatched(t *testing.T) {
 	require.True(t, b.on)
 	require.Equal(t, []stats.Reading{{Name: "fan", Value: 0.5}, {Name: "throttled", Value: 1}}, p.Watchers[1].End())
 	all := limits(p.Watchers)
-	require.Equal(t, "throttled 1 > 0", all.Disturbed(p.Watchers[1].End()))
+	require.Equal(t, "throttled 1 (limit 0)", (&Rules{QuietLimits: all}).disturbed(p.Watchers[1].End()))
 	require.Equal(t, 0.03, all[ReadingSteal])
 }

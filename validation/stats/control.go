@@ -141,16 +141,17 @@ type Reading struct {
 // first block. The rule sees readings and never a ratio or a time.
 type Limits map[string]float64
 
-// Disturbed says why a block must be discarded, or "" when it stands. A reading
-// without a limit is only recorded; one that is not a number disturbs.
-func (l Limits) Disturbed(readings []Reading) string {
-	var why []string
+// Disturbing are the readings for which a block must be discarded; none when it
+// stands. A reading without a limit is only recorded; one that is not a number
+// disturbs.
+func (l Limits) Disturbing(readings []Reading) []Reading {
+	var beyond []Reading
 	for _, r := range readings {
 		if limit, ok := l[r.Name]; ok && !(r.Value <= limit) {
-			why = append(why, fmt.Sprintf("%s %.3g > %.3g", r.Name, r.Value, limit))
+			beyond = append(beyond, r)
 		}
 	}
-	return strings.Join(why, ", ")
+	return beyond
 }
 
 // MaxDisturbedShare is the share of discarded blocks beyond which a session is
@@ -161,8 +162,8 @@ const MaxDisturbedShare = 0.25
 // Quiet applies the limits to the readings of all blocks measured, in run order.
 // The check fails when more than maxShare of them had to be discarded. A limit
 // that no block had a reading for is named: a rule that can never match is no
-// protection.
-func (l Limits) Quiet(blocks [][]Reading, maxShare float64) (keep []bool, c Check) {
+// protection. Words say why a block, of these readings, had to go.
+func (l Limits) Quiet(blocks [][]Reading, maxShare float64, words func([]Reading) string) (keep []bool, c Check) {
 	keep = make([]bool, len(blocks))
 	c = Check{Name: "quiet", Limit: maxShare}
 	discarded := 0
@@ -172,12 +173,11 @@ func (l Limits) Quiet(blocks [][]Reading, maxShare float64) (keep []bool, c Chec
 		for _, r := range readings {
 			delete(unread, r.Name)
 		}
-		why := l.Disturbed(readings)
-		keep[i] = why == ""
-		if why != "" {
+		keep[i] = len(l.Disturbing(readings)) == 0
+		if !keep[i] {
 			discarded++
 			if example == "" {
-				example = fmt.Sprintf("; first: block %d, %s", i+1, why)
+				example = fmt.Sprintf("; first: block %d, %s", i+1, words(readings))
 			}
 		}
 	}
@@ -185,10 +185,7 @@ func (l Limits) Quiet(blocks [][]Reading, maxShare float64) (keep []bool, c Chec
 		c.Value = float64(discarded) / float64(len(blocks))
 	}
 	c.OK = c.Value <= maxShare
-	c.Reason = fmt.Sprintf("%d of %d blocks were disturbed and discarded%s", discarded, len(blocks), example)
-	if !c.OK {
-		c.Reason += fmt.Sprintf("; more than %.3g %%: quiet the machine and measure again", maxShare*100)
-	}
+	c.Reason = fmt.Sprintf("%d of %d blocks were disturbed (limit %.3g %%)%s", discarded, len(blocks), maxShare*100, example)
 	if len(unread) > 0 {
 		c.Reason += "; not readable here: " + strings.Join(slices.Sorted(maps.Keys(unread)), ", ")
 	}

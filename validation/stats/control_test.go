@@ -1,6 +1,7 @@
 package stats
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"testing"
@@ -123,24 +124,25 @@ func TestWarm(t *testing.T) {
 func TestQuiet(t *testing.T) {
 	limits := Limits{"steal share": 0.01, "waiting tasks": 0.5, "throttled": 0}
 	quiet := []Reading{{"steal share", 0.01}, {"waiting tasks", 0}, {"other", 1e9}}
-	stolen := []Reading{{"steal share", 0.2}, {"waiting tasks", 3}}
+	stolen := []Reading{{"steal share", 0.2}, {"waiting tasks", 3}, {"other", 1}}
 	lost := []Reading{{"steal share", math.NaN()}}
 
-	assert.Empty(t, limits.Disturbed(quiet), "at the limit is quiet; a reading without a limit is only recorded")
-	assert.Equal(t, "steal share 0.2 > 0.01, waiting tasks 3 > 0.5", limits.Disturbed(stolen))
-	assert.NotEmpty(t, limits.Disturbed(lost), "a reading that is not a number disturbs")
+	assert.Empty(t, limits.Disturbing(quiet), "at the limit is quiet; a reading without a limit is only recorded")
+	assert.Equal(t, stolen[:2], limits.Disturbing(stolen))
+	assert.NotEmpty(t, limits.Disturbing(lost), "a reading that is not a number disturbs")
 
-	keep, c := limits.Quiet([][]Reading{quiet, stolen, quiet, quiet}, MaxDisturbedShare)
+	words := func(r []Reading) string { return fmt.Sprintf("%s of %g", r[0].Name, r[0].Value) }
+	keep, c := limits.Quiet([][]Reading{quiet, stolen, quiet, quiet}, MaxDisturbedShare, words)
 	assert.Equal(t, []bool{true, false, true, true}, keep)
 	assert.True(t, c.OK, "a quarter is allowed")
-	assert.Equal(t, "1 of 4 blocks were disturbed and discarded; first: block 2, steal share 0.2 > 0.01, waiting tasks 3 > 0.5; not readable here: throttled", c.Reason)
+	assert.Equal(t, "1 of 4 blocks were disturbed (limit 25 %); first: block 2, steal share of 0.2; not readable here: throttled", c.Reason)
 
-	_, c = limits.Quiet([][]Reading{quiet, stolen, lost}, MaxDisturbedShare)
+	_, c = limits.Quiet([][]Reading{quiet, stolen, lost}, MaxDisturbedShare, words)
 	assert.False(t, c.OK)
 	assert.Contains(t, c.Reason, "2 of 3")
-	assert.Contains(t, c.Reason, "more than 25 %")
+	assert.Contains(t, c.Reason, "limit 25 %")
 
-	keep, c = limits.Quiet(nil, MaxDisturbedShare)
+	keep, c = limits.Quiet(nil, MaxDisturbedShare, words)
 	assert.Empty(t, keep)
 	assert.True(t, c.OK)
 	assert.Len(t, limits, 3, "limits must not change")
