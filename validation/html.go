@@ -141,8 +141,46 @@ func (r *Results) facts() []report.Fact {
 	if len(r.Criteria) > 0 {
 		add("requests", fmt.Sprintf("prompts of %d tokens, %d generated; up to %d rows; seed %d", o.PromptLength, o.MaxTokens, o.MaxBatchSize, o.Seed))
 	}
-	add("command", strings.Join(e.CommandLine, " "))
+	add("command", goTest(e.CommandLine, o.Backend))
 	return facts
+}
+
+// goTest is the command that runs a test binary's command line anew. What go
+// test adds by itself is left out.
+func goTest(args []string, backend string) string {
+	if len(args) == 0 {
+		return ""
+	}
+	command := "go test ./validation"
+	if backend == "cuda" {
+		command = "go test -tags cuda ./validation"
+	}
+	for _, arg := range args[1:] {
+		if flag, ok := strings.CutPrefix(strings.Replace(arg, "--", "-", 1), "-test."); ok {
+			name, value, _ := strings.Cut(flag, "=")
+			switch {
+			case slices.Contains([]string{"paniconexit0", "testlogfile", "fullpath", "gocoverdir"}, name), name == "timeout" && value == "10m0s":
+				continue
+			case name == "v" && value != "" && value != "false":
+				arg = "-v"
+			default:
+				arg = "-" + flag
+			}
+		}
+		command += " " + shell(arg)
+	}
+	return command
+}
+
+// shell quotes a word of a command if a shell would read more than a word.
+func shell(word string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_=./:,+%@", r)
+	}
+	if word != "" && strings.IndexFunc(word, func(r rune) bool { return !plain(r) }) < 0 {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
 // blocksText says how many blocks were measured, and how many of them stand.

@@ -86,6 +86,15 @@ func TestViewNumbers(t *testing.T) {
 	require.InDelta(t, 0.006, v.Floors[0].Seconds, 1e-9, "60 MB at 10 GB/s")
 }
 
+// TestGoTest: a report shows the command that people give.
+func TestGoTest(t *testing.T) {
+	args := []string{"/tmp/go-build1/b001/validation.test", "-test.paniconexit0", "-test.timeout=10m0s", "-test.v=true", "-test.count=1",
+		"-test.run=^(TestA|TestB)$", "-backend", "cpu", "-checkpoint", "dir/my model", "-num-concurrent=2,4"}
+	require.Equal(t, "go test ./validation -v -count=1 '-run=^(TestA|TestB)$' -backend cpu -checkpoint 'dir/my model' -num-concurrent=2,4", goTest(args, "cpu"))
+	require.Equal(t, "go test -tags cuda ./validation -timeout=1h0m0s", goTest([]string{"x", "-test.timeout=1h0m0s"}, "cuda"))
+	require.Empty(t, goTest(nil, ""))
+}
+
 // TestSweepCeiling: eight rows cost the reads of one until arithmetic takes longer.
 func TestSweepCeiling(t *testing.T) {
 	l := &SweepLimits{ReadBandwidth: 10e9, PeakFLOPs: 100e9, Steps: []Work{

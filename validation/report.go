@@ -33,6 +33,7 @@ func (j *Judgement) Print(w io.Writer) {
 	}
 	for _, c := range j.Checks {
 		switch {
+		case c.Reason == j.Reason || c.Name == checkWarm && len(j.Record.WarmupBlocks) == 0: // said, or follows from what was
 		case !c.OK:
 			p("broken", "%s: %s", c.Name, c.Reason)
 		case c.Name == checkQuiet && len(j.Record.Blocks) > 0:
@@ -40,7 +41,9 @@ func (j *Judgement) Print(w io.Writer) {
 		}
 	}
 	for _, problem := range j.Problems {
-		p("problem", "%s", problem)
+		if problem.String() != j.Reason {
+			p("problem", "%s", problem)
+		}
 	}
 	if j.Hint != "" {
 		p("cause", "%s", j.Hint)
@@ -61,6 +64,9 @@ func (j *Judgement) controlText() string {
 		return "too few blocks to judge it"
 	case Pass:
 		return "identical arms agree"
+	}
+	if j.ControlCheck.Reason == j.Reason {
+		return "see above"
 	}
 	return j.ControlCheck.Reason
 }

@@ -54,8 +54,11 @@ func DefaultRules(c Criterion) Rules {
 	return r
 }
 
-// checkQuiet is the name of the check of stats.Limits.Quiet.
-const checkQuiet = "quiet"
+// The names of the checks of stats.Limits.Quiet and stats.Warm.
+const (
+	checkQuiet = "quiet"
+	checkWarm  = "warm"
+)
 
 // checks holds a record against every rule that is not about single requests;
 // see evidence.go for those. Each is decided by the record alone.
@@ -73,9 +76,9 @@ func warmWindow(steps int) int { return min(16, max(1, steps/6)) }
 // warm says whether every arm's decode steps were stable before the first block.
 // The first arm that was not is named.
 func (r *Record) warm() stats.Check {
-	worst := stats.Check{Name: "warm", OK: true, Limit: 1 + r.Rules.WarmTolerance, Reason: "every arm stable before the first block"}
+	worst := stats.Check{Name: checkWarm, OK: true, Limit: 1 + r.Rules.WarmTolerance, Reason: "every arm stable before the first block"}
 	if len(r.WarmupBlocks) == 0 {
-		return stats.Check{Name: "warm", Reason: "no warm-up was measured"}
+		return stats.Check{Name: checkWarm, Reason: "no warm-up was measured"}
 	}
 	for i := range r.WarmupBlocks[0].Arms {
 		arm := r.WarmupBlocks[0].Arms[i].Arm

@@ -93,6 +93,8 @@ func TestTooNoisy(t *testing.T) {
 	require.Len(t, j.Record.Blocks, 4)
 	require.Equal(t, "the machine is too noisy: 4 of 4 blocks were disturbed (limit 25 %); first: block 1, steal 20 % (limit 3 %): the hypervisor gave the cores to others; close other programs and measure again", j.Reason)
 
+	require.Equal(t, 1, strings.Count(text(j), "too noisy"), text(j))
+
 	// Nothing of it reads as evidence.
 	x := roofed(watchedBy(passing(t), 0.2), 80e6)
 	j = judged(t, x)
@@ -224,6 +226,10 @@ func TestControlOfTheSession(t *testing.T) {
 		j := judged(t, x)
 		require.Equal(t, c.verdict, j.Verdict, c.name)
 		require.Contains(t, j.Reason, c.reason)
+		if c.verdict == Invalid {
+			require.Equal(t, 1, strings.Count(text(j), c.reason), "said once:\n%s", text(j))
+			require.NotContains(t, text(j), "broken", "what follows from it is no further problem")
+		}
 		require.Equal(t, c.verdict == Invalid, len(j.Record.Blocks) == 0, "no block can mend a broken control")
 	}
 	x := passing(t)

@@ -125,19 +125,31 @@ func span(values []float64, air float64) (lo, hi float64) {
 	return lo - room, hi + room
 }
 
-// ticks are round values inside the scale, about n of them.
+// leastTicks is the fewest labels by which an axis can be read.
+const leastTicks = 3
+
+// ticks are round values inside the scale, about n of them, and no fewer than
+// leastTicks where the scale is linear.
 func (s *scale) ticks(n int) []float64 {
 	if s.Log {
 		return s.logTicks(n)
 	}
 	raw := (s.Hi - s.Lo) / float64(max(n, 1))
-	step := math.Pow(10, math.Floor(math.Log10(raw)))
-	for _, m := range []float64{1, 2, 5, 10} {
-		if m*step >= raw {
-			step *= m
-			break
-		}
+	unit := math.Pow(10, math.Floor(math.Log10(raw)))
+	steps := []float64{0.5, 1, 2, 5, 10}
+	i := 1
+	for i < len(steps)-1 && steps[i]*unit < raw {
+		i++
 	}
+	ticks := s.multiples(steps[i] * unit)
+	if len(ticks) < leastTicks { // the next finer step is below raw, so it has enough
+		ticks = s.multiples(steps[i-1] * unit)
+	}
+	return ticks
+}
+
+// multiples of a step inside the scale.
+func (s *scale) multiples(step float64) []float64 {
 	var ticks []float64
 	for k := math.Ceil(s.Lo/step - 1e-9); k*step <= s.Hi+1e-9*step; k++ {
 		ticks = append(ticks, k*step)

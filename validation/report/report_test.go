@@ -234,6 +234,12 @@ func TestNumbers(t *testing.T) {
 	require.Equal(t, []float64{1, 2, 5, 10, 20}, s.ticks(6))
 	s = scale{Lo: 0.03, Hi: 1}
 	require.InDeltaSlice(t, []float64{0.2, 0.4, 0.6, 0.8, 1}, s.ticks(5), 1e-9)
+	for lo := 0.0; lo < 2; lo += 0.037 {
+		for width := 0.01; width < 100; width *= 1.07 {
+			s := scale{Lo: lo, Hi: lo + width}
+			require.GreaterOrEqual(t, len(s.ticks(4)), leastTicks, "%v: an axis that can be read", s)
+		}
+	}
 	require.Equal(t, []int{1, 2, 3}, intTicks(3, 8))
 	require.Equal(t, []int{4, 8, 12, 16, 20, 24}, intTicks(24, 8))
 	d := distribute([]float64{4, 1, 3, 2})
