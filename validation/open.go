@@ -59,6 +59,11 @@ func Open(opt *Options, checkpoint string, shape Shape) (_ *Stand, err error) {
 	// One more KV block a row than is filled: the watermark at admission must
 	// never decide what is measured.
 	blocks += shape.Rows
+	if opt.Backend == "cpu" {
+		if err := checkMemory(s.Checkpoint, shape.Rows, blocks, shape.BlockSize, availableMemory()); err != nil {
+			return s, err
+		}
+	}
 	net, err := model.Load(s.Checkpoint, s.Backend, model.Size{
 		Sequences: shape.Rows, Context: shape.Context, StepTokens: shape.StepTokens,
 		KVBlocks: blocks, KVBlockSize: shape.BlockSize,
