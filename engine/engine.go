@@ -180,7 +180,6 @@ func (e *Engine) NewSequence() (*Sequence, error) {
 			seq := &Sequence{engine: e, slot: slot}
 			// Room for the whole context, so that no step allocates.
 			seq.table.Blocks = make([]int32, 0, e.pool.BlocksFor(e.limits.MaxContext))
-			seq.table.Blocks = make([]int32, 0, e.pool.BlocksFor(e.limits.MaxContext)) // so that no step allocates
 			e.slots[slot] = seq
 			return seq, nil
 		}
