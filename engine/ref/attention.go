@@ -23,7 +23,7 @@ func (b *Backend) NewRope(invFreq []float32, positions int) (backend.Rope, error
 	return &rope{invFreq: append([]float32(nil), invFreq...), positions: positions}, nil
 }
 
-// rotate turns the pairs (d, d+n) of the leading 2n dims (facts: 1.5.3). The
+// rotate turns the pairs (d, d+n) of the leading 2n dims. The
 // angle is a float32 product, as in the models' reference.
 func (r *rope) rotate(x []float64, position int) {
 	check(position < r.positions, "position %d, the rope has %d", position, r.positions)
@@ -71,7 +71,8 @@ func (c *kvCache) stored(x float32) float32 {
 	return math.Float32frombits(bits &^ 0xffff)
 }
 
-// Attention is facts 1.5; Llama's is the same without norms and gate (facts: 2).
+// Attention is the gated attention of transformers' modeling_qwen3_5.py; that
+// of modeling_llama.py is the same without norms and gate.
 func (b *Backend) Attention(dst, qkv backend.Buffer, a *backend.Attention, cache backend.KVCache) {
 	d, in, c, r := dst.(*buffer), qkv.(*buffer), cache.(*kvCache), a.Rope.(*rope)
 	hd, group := a.HeadDim, a.Heads/a.KVHeads

@@ -40,7 +40,8 @@ func (b *Backend) ResetSlot(state backend.DeltaState, slot int) {
 	}
 }
 
-// GatedDelta is facts 1.6, steps 2 to 7, token by token.
+// GatedDelta is the recurrent gated delta rule of transformers'
+// modeling_qwen3_5.py, token by token.
 func (b *Backend) GatedDelta(dst, proj backend.Buffer, g *backend.GatedDelta, state backend.DeltaState) {
 	d, in, st := dst.(*buffer), proj.(*buffer), state.(*deltaState)
 	sp := st.spec

@@ -22,7 +22,7 @@ func (b *Backend) Linear(dst, src backend.Buffer, n int, w backend.Matrix, opt b
 				*y = float32(dot(m.row(o), x[t]))
 			case backend.Add:
 				*y = float32(float64(*y) + dot(m.row(o), x[t]))
-			case backend.SwiGLU: // silu(gate·x) ⊙ (up·x) (facts: 1.4)
+			case backend.SwiGLU: // silu(gate·x) ⊙ (up·x)
 				gate, up := m.row(o), m.row(m.Outputs()+o)
 				*y = float32(silu(dot(gate, x[t])) * dot(up, x[t]))
 			}

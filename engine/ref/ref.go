@@ -192,7 +192,7 @@ func (b *Backend) Read(dst []float32, src backend.Buffer, token int) error {
 	return nil
 }
 
-// norm is x · rsqrt(mean(x²)+eps) · (offset+w) (facts: 1.4, 2). A nil norm
+// norm is x · rsqrt(mean(x²)+eps) · (offset+w). A nil norm
 // widens to float64 only.
 func norm(x []float32, n *backend.Norm) []float64 {
 	y := make([]float64, len(x))

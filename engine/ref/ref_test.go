@@ -21,7 +21,7 @@ func TestRotateByHand(t *testing.T) {
 }
 
 // TestDeltaRuleIsTheChunkedForm holds the recurrence against the closed form
-// of facts 1.6 for one chunk, which shares none of its steps:
+// of the gated delta rule for one chunk, which shares none of its steps:
 // M U = βV, M W = β e^G K, O = (e^G Q)S₀ + (QKᵀ⊙D)(U − W S₀).
 func TestDeltaRuleIsTheChunkedForm(t *testing.T) {
 	const seed, dim, tokens = 7, 4, 9
