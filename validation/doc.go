@@ -98,7 +98,7 @@
 //   - Trend. The ratios may not rise or fall over the run order (Mann–Kendall, 1 %:
 //     so one sound criterion in a hundred is called invalid by chance).
 //   - Quiet. While the arms of a block run, the machine is watched ([Machine]): CPU
-//     time stolen by a hypervisor (at most 3 %), time that threads of this process
+//     time stolen by a hypervisor (at most 5 %), time that threads of this process
 //     were ready and did not run (5 % of the cores' time), clock frequency below the
 //     highest seen (10 %). CPU time used by others is recorded, without a limit.
 //     A backend may add readings of its device ([DeviceWatcher]). A block over a

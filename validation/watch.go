@@ -51,7 +51,7 @@ func disturbance(r stats.Reading, limit float64) string {
 // 5 %. A disturbance of the size of a limit, all of it in one arm, moves a
 // block's ratio by about as much.
 func machineLimits() stats.Limits {
-	return stats.Limits{ReadingSteal: 0.03, ReadingWaiting: 0.05, ReadingClock: 0.10}
+	return stats.Limits{ReadingSteal: 0.05, ReadingWaiting: 0.05, ReadingClock: 0.10}
 }
 
 // Machine watches the CPUs through the kernel's accounts, on Linux. Elsewhere it

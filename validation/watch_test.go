@@ -59,15 +59,15 @@ func TestMachineReadings(t *testing.T) {
 	account(1376, 1020, 14, 856)
 	m.Begin()
 	clock.pass(time.Second)
-	account(1376, 1210, 24, 856)
+	account(1376, 1206, 28, 856)
 	freq(3000)
-	require.Equal(t, "steal 5 % (limit 3 %): the hypervisor gave the cores to others", rules.disturbed(m.End()))
+	require.Equal(t, "steal 7 % (limit 5 %): the hypervisor gave the cores to others", rules.disturbed(m.End()))
 
 	// What runs while this process idles is others'.
-	account(2000, 2000, 24, 856)
+	account(2000, 2000, 28, 856)
 	writeFile(t, "4.38 2.00 1.00 3/120 77\n", proc, "loadavg")
 	require.Equal(t, "this machine is busy (load 4.4, others use 90 % of 2 cores): expect INVALID or long runs; close other programs",
-		m.Busy(func() { account(2180, 2020, 24, 856) }))
+		m.Busy(func() { account(2180, 2020, 28, 856) }))
 	require.Empty(t, m.Busy(func() { account(2190, 2210, 24, 856) }), "5 % are no reason to warn")
 }
 
@@ -119,5 +119,5 @@ func TestDeviceIsWatched(t *testing.T) {
 	require.Equal(t, []stats.Reading{{Name: "fan", Value: 0.5}, {Name: "throttled", Value: 1}}, p.Watchers[1].End())
 	all := limits(p.Watchers)
 	require.Equal(t, "throttled 1 (limit 0)", (&Rules{QuietLimits: all}).disturbed(p.Watchers[1].End()))
-	require.Equal(t, 0.03, all[ReadingSteal])
+	require.Equal(t, 0.05, all[ReadingSteal])
 }
