@@ -65,36 +65,15 @@ func (b *Backend) NewMatrix(form backend.Form, parts ...backend.Source) (backend
 }
 
 func newMatrix(form backend.Form, parts []backend.Source) (*matrix, error) {
-	if len(parts) == 0 {
-		return nil, errors.New("cuda: a matrix of no parts")
+	s, err := backend.ShapeOf(form, parts)
+	if err != nil {
+		return nil, fmt.Errorf("cuda: %w", err)
 	}
-	m := &matrix{form: form, dtype: backend.BF16}
-	rows := 0
-	for _, p := range parts {
-		shape := p.Shape()
-		if len(shape) != 2 || shape[0] < 1 || shape[1] < 1 {
-			return nil, fmt.Errorf("cuda: %s: shape %v, want [outputs, inputs]", p.Name(), shape)
-		}
-		if m.inputs != 0 && shape[1] != m.inputs {
-			return nil, fmt.Errorf("cuda: %s: %d inputs, but %s has %d", p.Name(), shape[1], parts[0].Name(), m.inputs)
-		}
-		m.inputs = shape[1]
-		rows += shape[0]
-		if p.DType() != backend.BF16 {
-			m.dtype = backend.F32
-		}
-	}
-	m.outputs = rows
-	if form == backend.GateUp {
-		if len(parts) != 2 || parts[0].Shape()[0] != parts[1].Shape()[0] {
-			return nil, fmt.Errorf("cuda: %s: gate and up are not two parts of one shape", parts[0].Name())
-		}
-		m.outputs = rows / 2
-	}
+	m := &matrix{form: form, dtype: s.DType, outputs: s.Outputs, inputs: s.Inputs}
 	if m.dtype == backend.BF16 {
 		m.bytes = int64(m.tiles()) * int64((m.inputs+15)/16) * 512
 	} else {
-		m.bytes = int64(rows) * int64((m.inputs+3)/4*4) * 4
+		m.bytes = int64(s.Rows) * int64((m.inputs+3)/4*4) * 4
 	}
 	return m, nil
 }

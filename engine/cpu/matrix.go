@@ -60,36 +60,14 @@ func (m *matrix) width() int {
 
 // NewMatrix packs the parts straight into their place.
 func (b *Backend) NewMatrix(form backend.Form, parts ...backend.Source) (backend.Matrix, error) {
-	m := &matrix{form: form, dtype: backend.BF16}
-	if len(parts) == 0 {
-		return nil, fmt.Errorf("cpu: a matrix of no parts")
+	s, err := backend.ShapeOf(form, parts)
+	if err != nil {
+		return nil, fmt.Errorf("cpu: %w", err)
 	}
-	rows := 0
-	for _, p := range parts {
-		shape := p.Shape()
-		if len(shape) != 2 || shape[0] < 1 || shape[1] < 1 {
-			return nil, fmt.Errorf("cpu: %s: shape %v, want [outputs, inputs]", p.Name(), shape)
-		}
-		if m.inputs != 0 && shape[1] != m.inputs {
-			return nil, fmt.Errorf("cpu: %s: %d inputs, but %s has %d", p.Name(), shape[1], parts[0].Name(), m.inputs)
-		}
-		m.inputs = shape[1]
-		rows += shape[0]
-		if p.DType() != backend.BF16 {
-			m.dtype = backend.F32
-		}
-	}
-	m.outputs = rows
-	if form == backend.GateUp {
-		if len(parts) != 2 || parts[0].Shape()[0] != parts[1].Shape()[0] {
-			return nil, fmt.Errorf("cpu: %s: gate and up are not two parts of one shape", parts[0].Name())
-		}
-		m.outputs = rows / 2
-	}
+	m := &matrix{form: form, dtype: s.DType, outputs: s.Outputs, inputs: s.Inputs}
 	m.pairs = (m.inputs + 1) / 2
 	m.panels = (m.outputs + m.width() - 1) / m.width()
 	m.stride = m.pairs * pairBytes * m.dtype.Size() / 2
-	var err error
 	if m.data, err = b.mem.alloc(m.panels * m.stride); err != nil {
 		return nil, err
 	}

@@ -61,7 +61,7 @@ func Load(ck *Checkpoint, b backend.Backend, size Size) (*Network, error) {
 	net.embed = l.matrix(backend.Stacked, c.Prefix+"embed_tokens.weight")
 	net.head = net.embed
 	if !c.Tied {
-		net.head = l.matrix(backend.Stacked, "lm_head.weight")
+		net.head = l.matrix(backend.Stacked, headName)
 	}
 	net.norm = l.norm(c.Prefix + "norm.weight")
 	switch c.Arch {
