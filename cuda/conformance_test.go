@@ -7,33 +7,26 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/batchproof/batchproof/cuda/sim"
 	"github.com/batchproof/batchproof/engine/backend"
 	"github.com/batchproof/batchproof/engine/backend/backendtest"
 )
 
-// openSim is the backend on the simulator, or a skip that says how to have it.
-func openSim(t testing.TB, opt sim.Options) *Backend {
-	t.Helper()
-	if !sim.Available {
-		t.Skip("the kernels run on the simulator only: go test -tags cudasim ./cuda (needs cgo and g++)")
-	}
-	dev, err := sim.Open(opt)
-	require.NoError(t, err)
-	b, err := New(dev)
-	require.NoError(t, err)
-	return b
-}
-
-// TestConformance holds the kernels, on the simulator, to the contract. It takes
-// every twelfth case; BATCHPROOF_SIM_STRIDE=1 takes them all (some minutes).
+// TestConformance holds the kernels to the contract. On the simulator it takes
+// every twelfth case, on a GPU all; BATCHPROOF_STRIDE=n takes every n-th (on the
+// simulator, 1 takes some minutes).
 func TestConformance(t *testing.T) {
-	stride := 12
-	if s := os.Getenv("BATCHPROOF_SIM_STRIDE"); s != "" {
-		var err error
-		stride, err = strconv.Atoi(s)
-		require.NoError(t, err, "BATCHPROOF_SIM_STRIDE")
-	}
-	backendtest.RunWith(t, func(t testing.TB) backend.Backend { return openSim(t, sim.Options{}) },
-		backendtest.Options{Stride: stride})
+	onEach(t, func(t *testing.T, p place) {
+		stride := 12
+		if p.gpu {
+			p.open(t).Close() // or skip
+			stride = 1
+		}
+		if s := os.Getenv("BATCHPROOF_STRIDE"); s != "" {
+			var err error
+			stride, err = strconv.Atoi(s)
+			require.NoError(t, err, "BATCHPROOF_STRIDE")
+		}
+		backendtest.RunWith(t, func(t testing.TB) backend.Backend { return p.open(t) },
+			backendtest.Options{Stride: stride})
+	})
 }
