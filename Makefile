@@ -103,8 +103,9 @@ kernels-check: ## the committed PTX is what the sources make; nothing spills
 	python3 cuda/kernels/build/build.py check
 
 .PHONY: validate-cuda
-validate-cuda: ## assert the criteria on the GPU; fails without one
-	$(GO) test -tags cuda ./validation -count=1 -timeout 60m -v -backend cuda -checkpoint random:qwen3.5-0.8b -results $(RESULTS) \
+validate-cuda: CHECKPOINT = random:qwen3.5-0.8b
+validate-cuda: ## assert the criteria on the GPU; fails without one (CHECKPOINT=DIR|random:NAME, FLAGS=...)
+	$(GO) test -tags cuda ./validation -count=1 -timeout 60m -v -backend cuda -checkpoint $(CHECKPOINT) -results $(RESULTS) \
 		-run '^(TestSingleRequestLatency|TestConcurrentThroughput)$$' $(FLAGS)
 
 .PHONY: smollm2

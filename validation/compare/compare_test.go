@@ -316,7 +316,8 @@ esac
 	t.Setenv("TMPDIR", tmp)
 
 	results := t.TempDir()
-	common := []string{"-flags", "", "-benchtime", "1x", "-results", results}
+	summary := filepath.Join(t.TempDir(), "summary.md")
+	common := []string{"-flags", "", "-benchtime", "1x", "-results", results, "-markdown", summary}
 	clean := func(t *testing.T) {
 		t.Helper()
 		left, err := os.ReadDir(tmp)
@@ -351,6 +352,14 @@ esac
 			assert.Equal(t, c.code, code, "%s\n%s", out, errs)
 			for _, w := range c.want {
 				assert.Contains(t, out+errs, w)
+			}
+			md, err := os.ReadFile(summary)
+			require.NoError(t, err)
+			require.NoError(t, os.Remove(summary))
+			assert.Contains(t, string(md), "### Is head slower than base? "+map[int]string{0: "✓", 1: "✗", 3: "!"}[c.code])
+			if c.code == 1 {
+				assert.Contains(t, string(md), "| DecodeStep tok/s | -5.0 % |")
+				assert.Contains(t, string(md), "<summary>benchstat</summary>")
 			}
 			if c.code != 3 && c.name != "same program" {
 				kept, err := filepath.Glob(filepath.Join(results, "*", "compare.json"))

@@ -56,10 +56,11 @@ type command struct {
 	units, filter    string
 	relative         bool
 	margin, alpha    float64
-	json, results    string
+	json, markdown   string
+	results          string
 	bench, benchtime string
-	preset, backend  string
-	suite            string
+	checkpoint       string
+	backend, suite   string
 	count            int
 	limit            time.Duration
 	seed             uint64
@@ -98,6 +99,7 @@ func (c *command) run(ctx context.Context, args []string) int {
 	fs.Float64Var(&c.alpha, "alpha", 0.01, "`chance` of calling any unchanged row a regression")
 	fs.StringVar(&c.units, "units", "auto", "`units` to judge, such as tok/s,TTFT-ms; auto: tok/s, or time where there is none")
 	fs.StringVar(&c.json, "json", "", "also write the result to this `file`")
+	fs.StringVar(&c.markdown, "markdown", "", "also add the result, as a section in Markdown, to this `file`, such as $GITHUB_STEP_SUMMARY")
 	fs.BoolVar(&c.relative, "relative", false, "files: compare the ratios of batch to serial mode, also of two machines")
 	fs.StringVar(&c.filter, "filter", "", "files: benchstat `filter` of what is compared")
 	fs.StringVar(&c.baseline, "baseline", "none", "`auto|FILE|none`: what HEAD is compared with instead of a BASE")
@@ -105,8 +107,8 @@ func (c *command) run(ctx context.Context, args []string) int {
 	fs.StringVar(&c.trend, "trend", "", "draw recorded runs into this SVG `file`")
 	fs.StringVar(&c.bench, "bench", "^Benchmark(DecodeStep|Generate)$", "refs: benchmarks to run, as a `regexp` of go test")
 	fs.StringVar(&c.benchtime, "benchtime", "500ms", "refs: `time` of each benchmark in one run")
-	fs.StringVar(&c.preset, "preset", validation.DefaultCheckpoint, "refs: checkpoint, `DIR|random:NAME`")
-	fs.StringVar(&c.backend, "backend", "cpu", "refs: backend, `cpu|cuda`")
+	fs.StringVar(&c.checkpoint, "checkpoint", validation.DefaultCheckpoint, "refs: `DIR|random:NAME` to measure")
+	fs.StringVar(&c.backend, "backend", "cpu", "refs: backend to build and measure, `cpu|cuda`")
 	fs.StringVar(&c.suite, "flags", "-max-tokens 16 -sizes 1,8 -num-concurrent 4", "refs: further `flags` of the suite")
 	fs.IntVar(&c.count, "count", 32, "refs: `blocks` at most; measuring ends as soon as the answer is shown")
 	fs.DurationVar(&c.limit, "time-limit", 0, "refs: time in which measuring ends, 0 for none")
@@ -130,10 +132,15 @@ func (c *command) run(ctx context.Context, args []string) int {
 	code, err := c.do(ctx, fs.Args())
 	if err != nil {
 		fmt.Fprintln(stderr, "compare:", err)
+		code = exitError
 		if errors.Is(err, errNoBaseline) {
-			return exitUndecided
+			code = exitUndecided
 		}
-		return exitError
+		if c.markdown != "" {
+			if err := appendFile(c.markdown, markdownError(err)); err != nil {
+				fmt.Fprintln(stderr, "compare:", err)
+			}
+		}
 	}
 	return code
 }
@@ -229,7 +236,12 @@ func (c *command) table(ctx context.Context, r *result, baseFile, headFile strin
 			return err
 		}
 	}
-	return benchstat(context.WithoutCancel(ctx), c.tools, c.stdout, r, abs[0], abs[1], c.filter)
+	var err error
+	if r.table, err = benchstat(context.WithoutCancel(ctx), c.tools, r, abs[0], abs[1], c.filter); err != nil {
+		return err
+	}
+	_, err = io.WriteString(c.stdout, r.table)
+	return err
 }
 
 func (c *command) finish(r *result) (int, error) {
@@ -237,6 +249,11 @@ func (c *command) finish(r *result) (int, error) {
 	r.print(c.stdout, c.margin)
 	if c.json != "" {
 		if err := r.summary(c.margin, c.alpha).write(c.json); err != nil {
+			return 0, err
+		}
+	}
+	if c.markdown != "" {
+		if err := appendFile(c.markdown, r.markdown(c.margin)); err != nil {
 			return 0, err
 		}
 	}
@@ -307,6 +324,11 @@ func (c *command) refs(ctx context.Context, refs [2]string) (code int, err error
 	if same && !c.aa {
 		answer := "no change: both refs give the same program, bit for bit, so there is nothing to measure (-aa measures nevertheless)"
 		fmt.Fprintln(c.stdout, answer)
+		if c.markdown != "" {
+			if err := appendFile(c.markdown, markdownAnswer(gatePass, answer, b.labels[0], b.labels[1])); err != nil {
+				return 0, err
+			}
+		}
 		if c.json != "" {
 			s := &summary{Schema: 1, Gate: string(gatePass), Exit: exitOK, Answer: answer, Base: b.labels[0], Head: b.labels[1],
 				Margin: c.margin, Alpha: c.alpha, Identical: true, Rows: []summaryRow{}}
@@ -314,12 +336,12 @@ func (c *command) refs(ctx context.Context, refs [2]string) (code int, err error
 		}
 		return exitOK, nil
 	}
-	preset := c.preset
-	if !strings.HasPrefix(preset, "random:") { // relative to this tree, not to those of the refs
-		preset = validation.FromRoot(preset)
+	checkpoint := c.checkpoint
+	if !strings.HasPrefix(checkpoint, "random:") { // relative to this tree, not to those of the refs
+		checkpoint = validation.FromRoot(checkpoint)
 	}
 	b.flags = append([]string{"-test.run", "^$", "-test.bench", c.bench, "-test.benchtime", c.benchtime, "-test.count", "1", "-test.timeout", "30m",
-		"-backend", c.backend, "-checkpoint", preset}, strings.Fields(c.suite)...)
+		"-backend", c.backend, "-checkpoint", checkpoint}, strings.Fields(c.suite)...)
 
 	dir := filepath.Join(validation.FromRoot(c.results), time.Now().UTC().Format("2006-01-02T15-04-05Z")+"-compare")
 	var names [2]string

@@ -45,6 +45,7 @@ type result struct {
 	rows   []stats.Comparison
 	blocks int    // 0 for files that were not measured in blocks
 	ended  string // why measuring ended before the rows were decided
+	table  string // benchstat's; "" for ratios of one file, which it does not know
 }
 
 func (s *session) measure(ctx context.Context) (*result, error) {

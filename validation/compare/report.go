@@ -64,9 +64,9 @@ func countOf(base, head *set) (int, error) {
 	return planned, nil
 }
 
-// benchstat prints its own table of the two sides, for the units that are
+// benchstat makes its own table of the two sides, for the units that are
 // judged. Lines that differ without keeping results from comparison are ignored.
-func benchstat(ctx context.Context, root string, w io.Writer, r *result, baseFile, headFile, filter string) error {
+func benchstat(ctx context.Context, root string, r *result, baseFile, headFile, filter string) (string, error) {
 	ignore := "commit,kernel," + blockKey + "," + blocksKey
 	args := []string{"tool", "benchstat", "-ignore", ignore}
 	var units []string
@@ -84,10 +84,9 @@ func benchstat(ctx context.Context, root string, w io.Writer, r *result, baseFil
 	cmd.Dir = root
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("go tool benchstat: %w\n%s", err, tail(out))
+		return "", fmt.Errorf("go tool benchstat: %w\n%s", err, tail(out))
 	}
-	_, err = w.Write(out)
-	return err
+	return string(out), nil
 }
 
 func quoted(list []string) []string {
@@ -113,12 +112,16 @@ func (r *result) print(w io.Writer, margin float64) {
 			fmt.Fprintf(w, "note: %s: %s\n", r.rows[i].Name, warning)
 		}
 	}
-	if r.blocks > 0 {
-		fmt.Fprintf(w, "%d interleaved blocks: a block's ratio does not see what both sides share.\n", r.blocks)
-	} else {
-		fmt.Fprintln(w, "The sides were recorded one after the other: a change of the machine between them looks like one of the code. Give two git refs to have them measured interleaved.")
-	}
+	fmt.Fprintln(w, r.kind())
 	fmt.Fprintln(w, r.answer(margin))
+}
+
+// kind says what the comparison can be relied on for.
+func (r *result) kind() string {
+	if r.blocks > 0 {
+		return fmt.Sprintf("%d interleaved blocks: a block's ratio does not see what both sides share.", r.blocks)
+	}
+	return "The sides were recorded one after the other: a change of the machine between them looks like one of the code. Give two git refs to have them measured interleaved."
 }
 
 // shorten leaves out of the rows' names the model, the backend and the number of

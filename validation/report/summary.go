@@ -94,19 +94,19 @@ func Markdown(v *View) []byte {
 	var out bytes.Buffer
 	p := func(format string, args ...any) { fmt.Fprintf(&out, format, args...) }
 	head := v.headline()
-	p("### Does batching pay? %s %s\n\n", sign(head.Verdict), markdown(head.Text))
+	p("### Does batching pay? %s %s\n\n", sign(head.Verdict), Escape(head.Text))
 	if len(v.Criteria) > 0 {
 		p("| criterion | verdict | ratio | interval | target | ceiling | serial | batch | serial roofline |\n")
 		p("|---|---|--:|--:|--:|--:|--:|--:|--:|\n")
 	}
 	for i := range v.Criteria {
 		c := &v.Criteria[i]
-		verdict := sign(c.Verdict) + " " + markdown(c.Verdict)
+		verdict := sign(c.Verdict) + " " + Escape(c.Verdict)
 		if c.Verdict == "" {
 			verdict = "not measured"
 		}
-		p("| %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", markdown(c.Name), verdict, ratio(c.Ratio), c.Interval(), c.Rule(),
-			fixed(c.Ceiling, 2), markdown(rate(c.Serial, c.Unit)), markdown(rate(c.Batch, c.Unit)), percent(c.SerialShare, 0))
+		p("| %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", Escape(c.Name), verdict, ratio(c.Ratio), c.Interval(), c.Rule(),
+			fixed(c.Ceiling, 2), Escape(rate(c.Serial, c.Unit)), Escape(rate(c.Batch, c.Unit)), percent(c.SerialShare, 0))
 	}
 	if s := v.Sweep; s != nil && len(s.Points) > 0 {
 		last := s.Points[len(s.Points)-1]
@@ -115,28 +115,28 @@ func Markdown(v *View) []byte {
 	if b := v.Blocking; b != nil {
 		p("\nBlocking run: %d decode tokens issued, %d useful, waste %.4f.", b.Issued, b.Useful, b.Waste)
 	}
-	p("\n\n- model: %s\n- machine: %s\n- run: %s\n", markdown(v.Model), markdown(v.Machine), markdown(v.when()))
+	p("\n\n- model: %s\n- machine: %s\n- run: %s\n", Escape(v.Model), Escape(v.Machine), Escape(v.when()))
 	for _, d := range v.Deviations {
-		p("- not as specified: %s\n", markdown(d))
+		p("- not as specified: %s\n", Escape(d))
 	}
 	if open := v.Open(); len(open) > 0 {
 		p("\n")
 		for _, c := range open {
-			p("- **%s: %s**: %s\n", markdown(c.Name), c.Verdict, markdown(c.Reason))
+			p("- **%s: %s**: %s\n", Escape(c.Name), c.Verdict, Escape(c.Reason))
 			if c.Cause != "" {
-				p("  - likely cause: %s\n", markdown(c.Cause))
+				p("  - likely cause: %s\n", Escape(c.Cause))
 			}
 			for _, n := range c.Notes {
-				p("  - %s\n", markdown(n))
+				p("  - %s\n", Escape(n))
 			}
 		}
 	}
 	return out.Bytes()
 }
 
-// markdown keeps a text from being more than text: names of checkpoints and
-// errors come from outside.
-func markdown(s string) string {
+// Escape keeps a text from being more than text in Markdown: names of
+// checkpoints and errors come from outside.
+func Escape(s string) string {
 	var out strings.Builder
 	for _, r := range s {
 		switch {
