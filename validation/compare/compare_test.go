@@ -387,6 +387,27 @@ esac
 	})
 }
 
+// Another engine's files, as docs/gating.md has them written, in a directory
+// where no benchstat is.
+func TestFilesOfAnotherEngine(t *testing.T) {
+	dir := t.TempDir()
+	for i, name := range sideNames {
+		out := ""
+		for block := range 12 {
+			for range 2 {
+				out += fmt.Sprintf("block: %d\nmodel: m\ncpu: c\ncores: 8\nUnit tok/s better=higher\nBenchmarkX 1 %d tok/s\n", block+1, 300+block%5-20*i)
+			}
+		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".txt"), []byte(out), 0o644))
+	}
+	var stdout, stderr bytes.Buffer
+	cmd := newCommand(&stdout, &stderr)
+	cmd.tools = dir
+	require.Equal(t, exitRegression, cmd.run(t.Context(), []string{filepath.Join(dir, "base.txt"), filepath.Join(dir, "head.txt")}), stderr.String())
+	require.Contains(t, stdout.String(), "12 interleaved blocks")
+	require.Contains(t, stderr.String(), "benchstat's own table is left out")
+}
+
 func TestShorten(t *testing.T) {
 	require.Equal(t, []string{"Generate/mode=serial tok/s", "Generate/mode=batch tok/s", "DecodeStep/batch=8 tok/s"}, shorten([]rowKey{
 		{"Generate/model=m/backend=cpu/mode=serial-2", "tok/s"}, {"Generate/model=m/backend=cpu/mode=batch-2", "tok/s"}, {"DecodeStep/model=m/backend=cpu/batch=8-2", "tok/s"},

@@ -83,8 +83,8 @@ func benchstat(ctx context.Context, root string, r *result, baseFile, headFile, 
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = root
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("go tool benchstat: %w\n%s", err, tail(out))
+	if err != nil { // outside of this module
+		return "", fmt.Errorf("go tool benchstat: %w: %s", err, tail(out))
 	}
 	return string(out), nil
 }
