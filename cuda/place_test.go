@@ -52,3 +52,12 @@ func openGPU(t testing.TB) *Backend {
 	require.NoError(t, err)
 	return b
 }
+
+// TestDevice says what the tests of a GPU run on.
+func TestDevice(t *testing.T) {
+	b := openGPU(t)
+	free, total, err := b.dev.Memory()
+	require.NoError(t, err)
+	t.Logf("%s; %s of %s are free", b.Describe(), size(free), size(total))
+	require.NoError(t, b.Close())
+}

@@ -51,7 +51,11 @@ func ReadEnvironment(root string) Environment {
 	return e
 }
 
+// commit asks git; a bundle, which is no repository, has it in a file.
 func commit(root string) string {
+	if packed := firstLine(filepath.Join(root, "COMMIT")); packed != "" {
+		return packed
+	}
 	git := func(args ...string) string {
 		out, err := exec.Command("git", append([]string{"-C", root}, args...)...).Output()
 		if err != nil {
