@@ -73,10 +73,11 @@ type Device interface {
 	// Run works through a list in order and waits for the end. If seconds is not
 	// nil, it receives the time between start and end as the device saw it.
 	Run(list *List, seconds *float64) error
-	// Capture makes a graph of a list; Launch runs it and waits. Host memory that
-	// the list copies from or to is read and written at each launch.
+	// Capture makes a graph of a list; Launch runs it and waits, with seconds as
+	// for Run. Host memory that the list copies from or to is read and written at
+	// each launch.
 	Capture(list *List) (Graph, error)
-	Launch(Graph) error
+	Launch(g Graph, seconds *float64) error
 	FreeGraph(Graph) error
 
 	// Close frees all that is left, and the device.
@@ -94,6 +95,7 @@ const (
 	OpUpload      // host to device
 	OpDownload    // device to host
 	OpFill        // set bytes
+	OpCopy        // device to device
 )
 
 // Command is one entry of a list. It holds no Go pointer to be followed, so
@@ -148,6 +150,13 @@ func (l *List) Download(host []byte, src Ptr) {
 func (l *List) Fill(dst Ptr, value byte, bytes int64) {
 	if bytes > 0 {
 		l.Commands = append(l.Commands, Command{Op: OpFill, Dst: uint64(dst), Src: uint64(value), Bytes: uint64(bytes)})
+	}
+}
+
+// Copy records a copy within the device.
+func (l *List) Copy(dst, src Ptr, bytes int64) {
+	if bytes > 0 {
+		l.Commands = append(l.Commands, Command{Op: OpCopy, Dst: uint64(dst), Src: uint64(src), Bytes: uint64(bytes)})
 	}
 }
 

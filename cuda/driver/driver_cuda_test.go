@@ -50,7 +50,9 @@ func use(d Device) error {
 	l.Fill(p, 0xff, 64)
 	l.Upload(p, host[:12])
 	l.Launch(k, Dim{1, 2, 3}, Dim{32, 1, 1}, 0, uint64(p)+4, 77)
-	l.Download(host, p)
+	l.Copy(p.At(32), p, 16)
+	l.Download(host[:12], p.At(32))
+	l.Download(host[12:], p.At(44))
 	seconds := 0.0
 	if err := d.Run(&l, &seconds); err != nil {
 		return err
@@ -63,8 +65,12 @@ func use(d Device) error {
 		return err
 	}
 	host[0], host[4] = 9, 8
-	if err := d.Launch(g); err != nil {
+	seconds = 0
+	if err := d.Launch(g, &seconds); err != nil {
 		return err
+	}
+	if seconds != 1.5e-3 {
+		panic("the graph was not timed")
 	}
 	if host[0] != 9 || host[4] != 77 {
 		panic("the graph did not do what it says, or did not read the host when launched")
@@ -110,10 +116,11 @@ func TestDriverErrors(t *testing.T) {
 		{"cuMemAlloc_v2=2", ErrOutOfMemory, "64 bytes"},
 		{"cuMemAlloc_v2=2", ErrOutOfMemory, "3 MiB of 5 MiB are free"},
 		{"cuMemHostAlloc=2", nil, "cuMemHostAlloc"},
-		{"cuLaunchKernel=1", ErrKernel, "command 2 of 4"},
+		{"cuLaunchKernel=1", ErrKernel, "command 2 of 6"},
+		{"cuMemcpyDtoDAsync_v2=1", ErrKernel, "command 3 of 6"},
 		{"cuStreamSynchronize=700", ErrKernel, "illegal memory access"},
 		{"cuStreamBeginCapture_v2=1", ErrKernel, "cuStreamBeginCapture"},
-		{"cuLaunchKernel=1@2", ErrKernel, "command 2 of 4"},
+		{"cuLaunchKernel=1@2", ErrKernel, "command 2 of 6"},
 		{"cuGraphInstantiateWithFlags=2", ErrOutOfMemory, "cuGraphInstantiate"},
 		{"cuGraphLaunch=700", ErrKernel, "cuGraphLaunch"},
 	} {

@@ -45,6 +45,7 @@ CUresult cuda_enqueue(const cuda_library *l, CUstream s, const cuda_command *com
 		case 1: rc = l->cuMemcpyHtoDAsync_v2(c->dst, (const void *)(uintptr_t)c->src, c->bytes, s); break;
 		case 2: rc = l->cuMemcpyDtoHAsync_v2((void *)(uintptr_t)c->dst, c->src, c->bytes, s); break;
 		case 3: rc = l->cuMemsetD8Async(c->dst, (unsigned char)c->src, c->bytes, s); break;
+		case 4: rc = l->cuMemcpyDtoDAsync_v2(c->dst, c->src, c->bytes, s); break;
 		default: return 1;
 		}
 		if (rc != CUDA_SUCCESS) return rc;

@@ -55,6 +55,7 @@ enum {
 	X(cuMemFreeHost, (void *))                                                                                     \
 	X(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream))                                         \
 	X(cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t, CUstream))                                               \
+	X(cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                                          \
 	X(cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))                                             \
 	X(cuStreamCreate, (CUstream *, unsigned))                                                                      \
 	X(cuStreamDestroy_v2, (CUstream))                                                                              \

@@ -325,6 +325,12 @@ func (d *device) Run(l *List, seconds *float64) error {
 }
 
 func (d *device) runList() error {
+	return d.timed(func() error { return d.enqueue(d.list) })
+}
+
+// timed enqueues some work and waits for its end, between two events if the
+// caller wants the time.
+func (d *device) timed(enqueue func() error) error {
 	if d.fault != nil {
 		return d.fault
 	}
@@ -333,7 +339,7 @@ func (d *device) runList() error {
 			return d.keep(err)
 		}
 	}
-	if err := d.enqueue(d.list); err != nil {
+	if err := enqueue(); err != nil {
 		return err
 	}
 	if d.seconds != nil {
@@ -414,19 +420,20 @@ func (d *device) Capture(l *List) (g Graph, err error) {
 	return g, err
 }
 
-func (d *device) Launch(g Graph) error {
-	d.graph = g
-	return d.request()
+func (d *device) Launch(g Graph, seconds *float64) error {
+	d.graph, d.seconds = g, seconds
+	err := d.request()
+	d.seconds = nil
+	return err
 }
 
 func (d *device) runGraph() error {
-	if d.fault != nil {
-		return d.fault
-	}
-	if rc := C.graph_launch(d.lib, C.uint64_t(d.graph), d.stream); rc != C.CUDA_SUCCESS {
-		return d.keep(d.check(rc, "cuGraphLaunch"))
-	}
-	return d.wait()
+	return d.timed(func() error {
+		if rc := C.graph_launch(d.lib, C.uint64_t(d.graph), d.stream); rc != C.CUDA_SUCCESS {
+			return d.keep(d.check(rc, "cuGraphLaunch"))
+		}
+		return nil
+	})
 }
 
 func (d *device) FreeGraph(g Graph) error {

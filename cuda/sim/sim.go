@@ -204,6 +204,12 @@ func (d *Device) run(l *driver.List, c *driver.Command) error {
 		rc = C.lib_upload(d.lib, C.uint64_t(c.Dst), C.uint64_t(c.Src), C.size_t(c.Bytes))
 	case driver.OpDownload:
 		rc = C.lib_download(d.lib, C.uint64_t(c.Dst), C.uint64_t(c.Src), C.size_t(c.Bytes))
+	case driver.OpCopy: // by way of the host
+		between := C.malloc(C.size_t(c.Bytes))
+		defer C.free(between)
+		if rc = C.lib_download(d.lib, C.uint64_t(uintptr(between)), C.uint64_t(c.Src), C.size_t(c.Bytes)); rc == 0 {
+			rc = C.lib_upload(d.lib, C.uint64_t(c.Dst), C.uint64_t(uintptr(between)), C.size_t(c.Bytes))
+		}
 	case driver.OpFill:
 		rc = C.lib_fill(d.lib, C.uint64_t(c.Dst), C.int(c.Src), C.size_t(c.Bytes))
 	case driver.OpLaunch:
@@ -229,7 +235,7 @@ func (d *Device) run(l *driver.List, c *driver.Command) error {
 }
 
 func opName(op driver.Op) string {
-	return [...]string{"launch", "upload", "download", "fill"}[op]
+	return [...]string{"launch", "upload", "download", "fill", "copy"}[op]
 }
 
 func (d *Device) kernelError() error {
@@ -254,12 +260,12 @@ func (d *Device) Capture(l *driver.List) (driver.Graph, error) {
 	return d.last, nil
 }
 
-func (d *Device) Launch(g driver.Graph) error {
+func (d *Device) Launch(g driver.Graph, seconds *float64) error {
 	l, ok := d.graphs[g]
 	if !ok {
 		return fmt.Errorf("sim: launch of graph %d, which does not exist", g)
 	}
-	return d.Run(l, nil)
+	return d.Run(l, seconds)
 }
 
 func (d *Device) FreeGraph(g driver.Graph) error {

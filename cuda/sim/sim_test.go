@@ -322,6 +322,27 @@ func TestMemory(t *testing.T) {
 	require.ErrorContains(t, d.Run(&l, nil), "nothing has written")
 }
 
+// TestCopy moves bytes within the device, and no more than are there.
+func TestCopy(t *testing.T) {
+	d, err := Open(Options{Memory: 1 << 20})
+	require.NoError(t, err)
+	defer d.Close()
+	p, err := d.Alloc(16)
+	require.NoError(t, err)
+	host, err := d.AllocHost(16)
+	require.NoError(t, err)
+	copy(host, "0123456789abcdef")
+	var l driver.List
+	l.Upload(p, host)
+	l.Copy(p.At(8), p, 8)
+	l.Download(host, p)
+	require.NoError(t, d.Run(&l, nil))
+	require.Equal(t, "0123456701234567", string(host))
+	l.Reset()
+	l.Copy(p.At(8), p, 9)
+	require.ErrorContains(t, d.Run(&l, nil), "copy of 9 bytes outside")
+}
+
 // TestKernelsCompile: the project's kernels compile without a warning.
 func TestKernelsCompile(t *testing.T) {
 	d, err := Open(Options{})

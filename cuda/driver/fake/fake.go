@@ -30,6 +30,8 @@ type Device struct {
 	FailAt int
 	// Refuse names a kernel that the module lacks.
 	Refuse string
+	// Seconds is what a command takes, for those who ask; nil: no time.
+	Seconds func(kernel string, c driver.Command) float64
 
 	Runs    int     // lists run one by one
 	Graphs  int     // graphs launched
@@ -170,10 +172,25 @@ func (d *Device) Kernel(name string) (driver.Kernel, error) {
 // Run checks addresses and counts.
 func (d *Device) Run(l *driver.List, seconds *float64) error {
 	d.Runs++
-	if seconds != nil {
-		*seconds = 0
-	}
+	d.clock(l, seconds)
 	return d.run(l)
+}
+
+func (d *Device) clock(l *driver.List, seconds *float64) {
+	if seconds == nil {
+		return
+	}
+	*seconds = 0
+	for _, c := range l.Commands {
+		if d.Seconds == nil {
+			return
+		}
+		name := ""
+		if c.Op == driver.OpLaunch && c.Kernel > 0 && int(c.Kernel) <= len(d.kernels) {
+			name = d.kernels[c.Kernel-1]
+		}
+		*seconds += d.Seconds(name, c)
+	}
 }
 
 func (d *Device) run(l *driver.List) error {
@@ -197,6 +214,10 @@ func (d *Device) run(l *driver.List) error {
 		case driver.OpUpload, driver.OpFill:
 			if !d.holds(driver.Ptr(c.Dst), c.Bytes) {
 				return d.misuse("copy or fill of %d bytes at %#x", c.Bytes, c.Dst)
+			}
+		case driver.OpCopy:
+			if !d.holds(driver.Ptr(c.Dst), c.Bytes) || !d.holds(driver.Ptr(c.Src), c.Bytes) {
+				return d.misuse("copy of %d bytes from %#x to %#x", c.Bytes, c.Src, c.Dst)
 			}
 		case driver.OpDownload:
 			if !d.holds(driver.Ptr(c.Src), c.Bytes) {
@@ -240,12 +261,13 @@ func (d *Device) Capture(l *driver.List) (driver.Graph, error) {
 }
 
 // Launch runs the copy.
-func (d *Device) Launch(g driver.Graph) error {
+func (d *Device) Launch(g driver.Graph, seconds *float64) error {
 	l, ok := d.graphs[g]
 	if !ok {
 		return d.misuse("launch of graph %d", g)
 	}
 	d.Graphs++
+	d.clock(l, seconds)
 	return d.run(l)
 }
 

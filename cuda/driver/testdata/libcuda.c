@@ -65,6 +65,7 @@ CUresult cuMemHostAlloc(void **p, size_t n, unsigned f) { ENTER(cuMemHostAlloc);
 CUresult cuMemFreeHost(void *p) { ENTER(cuMemFreeHost); live--; free(p); return 0; }
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr d, const void *s, size_t n, CUstream q) { ENTER(cuMemcpyHtoDAsync_v2); (void)q; return later((recorded){1, d, (uint64_t)s, n}); }
 CUresult cuMemcpyDtoHAsync_v2(void *d, CUdeviceptr s, size_t n, CUstream q) { ENTER(cuMemcpyDtoHAsync_v2); (void)q; return later((recorded){1, (uint64_t)d, s, n}); }
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr d, CUdeviceptr s, size_t n, CUstream q) { ENTER(cuMemcpyDtoDAsync_v2); (void)q; return later((recorded){1, d, s, n}); }
 CUresult cuMemsetD8Async(CUdeviceptr d, unsigned char v, size_t n, CUstream q) { ENTER(cuMemsetD8Async); (void)q; return later((recorded){2, d, v, n}); }
 CUresult cuStreamCreate(CUstream *s, unsigned f) { ENTER(cuStreamCreate); live++; *s = (CUstream)&owner; return f != 1; }
 CUresult cuStreamDestroy_v2(CUstream s) { ENTER(cuStreamDestroy_v2); (void)s; live--; return 0; }
