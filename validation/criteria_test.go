@@ -97,6 +97,9 @@ func TestReplay(t *testing.T) {
 		t.Skip("nothing to judge again: pass -replay results/<UTC time>/results.json")
 	}
 	judgements, err := session.Replay(session.Options.Replay, t.Output())
+	if err == nil {
+		err = session.KeepReplay()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

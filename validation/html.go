@@ -14,15 +14,15 @@ import (
 )
 
 // writeReport shows the run to people, beside its raw samples.
-func (s *Session) writeReport() {
-	v := View(&s.results)
+func (s *Store) writeReport(r *Results) {
+	v := View(r)
 	page, err := report.HTML(v)
 	if err != nil {
-		s.store.note("report.html", err)
+		s.note("report.html", err)
 		return
 	}
-	s.store.WriteFile("report.html", page)
-	s.store.WriteFile("summary.md", report.Markdown(v))
+	s.WriteFile("report.html", page)
+	s.WriteFile("summary.md", report.Markdown(v))
 }
 
 // View is what a report shows of results. It is a function of what is recorded

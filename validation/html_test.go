@@ -50,6 +50,26 @@ func TestReport(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, page, string(again))
 	require.Equal(t, summary, string(report.Markdown(View(r))))
+
+	// A replay makes the same report, in a place of its own that it names.
+	before := read(t, s.store.Dir, "results.json")
+	var out bytes.Buffer
+	replay := NewSession(t.Context(), Options{Results: t.TempDir()}, &out)
+	_, err = replay.Replay(filepath.Join(s.store.Dir, "results.json"), new(bytes.Buffer))
+	require.NoError(t, err)
+	require.NoError(t, replay.KeepReplay())
+	file := strings.TrimSpace(strings.TrimPrefix(out.String(), "report: "))
+	require.Equal(t, "report.html", filepath.Base(file))
+	dir := filepath.Dir(file)
+	require.NotEqual(t, s.store.Dir, dir)
+	require.Equal(t, page, read(t, dir, "report.html"))
+	require.Equal(t, summary, read(t, dir, "summary.md"))
+	require.True(t, before == read(t, s.store.Dir, "results.json"), "what was recorded is left as it is")
+	r, err = Load(filepath.Join(dir, "results.json"))
+	require.NoError(t, err)
+	again, err = report.HTML(View(r))
+	require.NoError(t, err)
+	require.Equal(t, page, string(again), "its samples lie beside it")
 }
 
 // TestViewNumbers: the numbers of the view are those of the judgements.

@@ -71,7 +71,7 @@ func (o *Options) Register(fs *flag.FlagSet) {
 	fs.BoolVar(&o.AllowInconclusive, "allow-inconclusive", false, "do not fail on the verdict INCONCLUSIVE")
 	fs.StringVar(&o.Against, "against", AgainstTarget, "what throughput is held against, `target|ceiling`: the specified ratios, or a share of the best that this machine allows")
 	fs.Float64Var(&o.Share, "share", defaultShare, "share of the ceiling that -against ceiling asks for")
-	fs.StringVar(&o.Replay, "replay", "", "judge the samples of a results.json `FILE` again, instead of measuring; -against judges them by another rule")
+	fs.StringVar(&o.Replay, "replay", "", "judge the samples of a results.json `FILE` again, instead of measuring, and make their report anew; -against judges them by another rule")
 	fs.Var((*intList)(&o.Sizes), "sizes", "batch sizes of the sweep")
 	fs.IntVar(&o.NewTokens, "new-tokens", 8, "tokens that each row of the sweep generates")
 	fs.IntVar(&o.BlockSize, "block-size", 16, "positions in a KV block")
@@ -189,7 +189,7 @@ func (o *Options) Validate() error {
 	case "cpu", "cuda":
 	case "":
 		for _, name := range o.given {
-			replaying := name == "replay" || o.Replay != "" && slices.Contains([]string{"allow-inconclusive", "against", "share"}, name)
+			replaying := name == "replay" || o.Replay != "" && slices.Contains([]string{"allow-inconclusive", "against", "share", "results"}, name)
 			if name != "seed" && name != "plan-requests" && !replaying {
 				bad("-%s has no effect without -backend cpu|cuda", name)
 			}

@@ -36,6 +36,8 @@ type Session struct {
 	peak   float64  // FLOP/s, the best measured
 	best   float64  // bandwidth in bytes/s, the best probed
 	lone   *Control // of this session, where no latency criterion has one
+
+	replayed *Results // instead of measuring
 }
 
 // NewSession makes a session whose measurements end when ctx does.
@@ -291,26 +293,31 @@ func (s *Session) budget(c Criterion) time.Duration {
 }
 
 // Replay judges recorded samples again: the same samples, the same verdicts.
+// KeepReplay then makes their report anew.
 func (s *Session) Replay(path string, out io.Writer) ([]*Judgement, error) {
 	r, err := Load(FromRoot(path))
 	if err != nil {
 		return nil, err
 	}
-	if len(r.Criteria) == 0 {
-		return nil, fmt.Errorf("%s holds no criteria to judge", path)
+	if len(r.Criteria) == 0 && r.Sweep == nil && r.Serving == nil && r.Plan == nil {
+		return nil, fmt.Errorf("%s holds no measurement", path)
 	}
 	if r.Model != nil {
 		fmt.Fprintf(out, "%s on %s, %s\n", r.Model.Name, r.Environment.CPU, r.Environment.Backend)
 	}
-	for _, rec := range r.Criteria {
-		if o := &s.Options; slices.Contains(o.given, "against") {
+	if o := &s.Options; slices.Contains(o.given, "against") {
+		r.Options.Against, r.Options.Share = o.Against, o.Share
+		for _, rec := range r.Criteria {
 			rules := o.Rules(rec.Criterion)
 			rec.Rules.Against, rec.Rules.Share = rules.Against, rules.Share
 		}
+	}
+	for _, rec := range r.Criteria {
 		j := Judge(rec)
 		j.Print(out)
 		s.judgements = append(s.judgements, j)
 	}
+	s.replayed = r
 	return s.judgements, nil
 }
 
@@ -349,7 +356,7 @@ func (s *Session) Close() error {
 	now := time.Now()
 	s.results.Finished = &now
 	s.keep()
-	s.writeReport()
+	s.store.writeReport(&s.results)
 	if len(s.judgements) > 0 {
 		fmt.Fprintln(s.Out)
 		PrintTable(s.Out, s.judgements)
