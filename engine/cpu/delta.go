@@ -7,14 +7,9 @@ import (
 	"github.com/batchproof/batchproof/engine/backend"
 )
 
-// deltaTokens is the number of tokens whose queries, keys and values are
-// prepared before the state is taken up: of a prompt, so many tokens advance
-// a tile of the state while it is in L1.
-const deltaTokens = 8
-
 // deltaTask is one gated delta layer over a step. A unit of work is a row and
 // a key head with its value heads: nothing is shared between units, and each
-// goes through its tokens in order. So any chunks of a prompt yield the same bits.
+// goes through its tokens in order, block by block, see deltaBlock.
 type deltaTask struct {
 	b       *Backend
 	k       *mixerKernels
@@ -27,12 +22,17 @@ type deltaTask struct {
 	d       *backend.GatedDelta
 }
 
-// deltaWorker is the scratch of one worker, for deltaTokens tokens.
+// deltaWorker is the scratch of one worker, for the tokens of a block.
 type deltaWorker struct {
-	q, k   []float32 // [tokens][key dim]
-	v      []float32 // [tokens][value heads of a key head][tiles][32], then the output
-	qk     [deltaTokens]float32
-	normed []float32 // [value dim]
+	rows       []*float32          // inputs of the convolution, past ones first
+	q, k       []float32           // [tokens][key dims]
+	qInv, kInv [deltaBlock]float32 // what normalises them
+	v          []float32           // [tokens][value heads of a key head][tiles][32], then the output
+	decay      [deltaBlock]float32 // of one value head
+	beta       [deltaBlock]float32 // of one value head
+	zeros      []float32           // [key dims], or of a tile
+	normed     []float32           // [value dim]
+	block      blockScratch
 }
 
 // taps is a convolution's weight [channels][taps], transposed to [taps][channels].
@@ -53,10 +53,12 @@ func (t *deltaTask) init(b *Backend, s *deltaState) (err error) {
 	t.workers = make([]deltaWorker, b.pool.workers)
 	for i := range t.workers {
 		t.workers[i] = deltaWorker{
-			q: floats(deltaTokens * s.spec.KeyDim), k: floats(deltaTokens * s.spec.KeyDim),
-			v:      floats(deltaTokens * s.spec.ValueHeads / s.spec.KeyHeads * s.tiles * deltaTile),
-			normed: floats(s.spec.ValueDim),
+			rows: make([]*float32, s.spec.ConvWidth-1+deltaBlock),
+			q:    floats(deltaBlock * s.dims), k: floats(deltaBlock * s.dims),
+			v:     floats(deltaBlock * s.spec.ValueHeads / s.spec.KeyHeads * s.tiles * deltaTile),
+			zeros: floats(max(s.dims, deltaTile)), normed: floats(s.spec.ValueDim),
 		}
+		t.workers[i].block.init(s.dims, floats)
 	}
 	t.taps = make([]taps, s.spec.Layers)
 	for i := range t.taps {
@@ -91,6 +93,11 @@ func (b *Backend) GatedDelta(dst, proj backend.Buffer, d *backend.GatedDelta, st
 		}
 	}
 	b.pool.run(t)
+	for i := range b.step.Rows {
+		row := &b.step.Rows[i]
+		_, _, open := s.slot(d.Layer, row.Slot)
+		open.tokens = (open.tokens + row.Count) % deltaBlock
+	}
 }
 
 func (t *deltaTask) work(worker int) {
@@ -109,49 +116,67 @@ func (t *deltaTask) work(worker int) {
 
 // unit runs all tokens of a row through one key head.
 func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
-	sp := t.s.spec
+	sp, dims := t.s.spec, t.s.dims
 	perHead := sp.ValueHeads / sp.KeyHeads
 	padded := t.s.tiles * deltaTile
-	state, past := t.s.slot(t.d.Layer, row.Slot)
-	for first := 0; first < row.Count; first += deltaTokens {
-		tokens := min(deltaTokens, row.Count-first)
+	state, past, open := t.s.slot(t.d.Layer, row.Slot)
+	keys := open.keys[head*dims*deltaBlock:][:dims*deltaBlock]
+	begun := open.tokens // of the block
+	for first := 0; first < row.Count; begun = 0 {
+		tokens := min(deltaBlock-begun, row.Count-first)
+		t.inputs(w, past, row, first, tokens)
 		for i := range tokens {
-			q, k := w.q[i*sp.KeyDim:][:sp.KeyDim], w.k[i*sp.KeyDim:][:sp.KeyDim]
-			t.convolve(q, past, row, first+i, head*sp.KeyDim)
-			t.convolve(k, past, row, first+i, (sp.KeyHeads+head)*sp.KeyDim)
-			t.normalise(q, 1/math.Sqrt(float64(sp.KeyDim)))
-			t.normalise(k, 1)
-			w.qk[i] = t.b.kernels.dot(&q[0], &k[0], sp.KeyDim)
+			q, k := w.q[i*dims:][:sp.KeyDim], w.k[i*dims:][:sp.KeyDim]
+			t.convolve(q, w.rows[i:], head*sp.KeyDim)
+			t.convolve(k, w.rows[i:], (sp.KeyHeads+head)*sp.KeyDim)
+			w.qInv[i], w.kInv[i] = t.norm(q, 1/math.Sqrt(float64(sp.KeyDim))), t.norm(k, 1)
 			for j := range perHead {
 				v := w.v[(i*perHead+j)*padded:][:sp.ValueDim]
-				t.convolve(v, past, row, first+i, 2*sp.KeyHeads*sp.KeyDim+(head*perHead+j)*sp.ValueDim)
+				t.convolve(v, w.rows[i:], 2*sp.KeyHeads*sp.KeyDim+(head*perHead+j)*sp.ValueDim)
 			}
 		}
-		for j := range perHead {
-			t.advance(w, row, first, tokens, state, head*perHead+j, j)
+		if tokens == deltaBlock {
+			t.packBlock(w)
+		} else {
+			t.packTokens(w, keys, begun, tokens)
 		}
+		for j := range perHead {
+			head := head*perHead + j
+			t.gates(w, row.First+first, tokens, head)
+			state, v := state[head*t.s.headSize:], w.v[j*padded:]
+			if tokens == deltaBlock {
+				t.advanceBlock(w, state, v, perHead*padded)
+			} else {
+				t.advanceTokens(w, keys, &open.heads[head], begun, tokens, state, v, perHead*padded)
+			}
+			for i := range tokens {
+				t.finish(w, row.First+first+i, head, v[i*perHead*padded:][:sp.ValueDim])
+			}
+		}
+		first += tokens
 	}
 	t.remember(past, row, head*sp.KeyDim, sp.KeyDim)
 	t.remember(past, row, (sp.KeyHeads+head)*sp.KeyDim, sp.KeyDim)
 	t.remember(past, row, 2*sp.KeyHeads*sp.KeyDim+head*perHead*sp.ValueDim, perHead*sp.ValueDim)
 }
 
-// convolve is silu of the causal convolution of some channels, from one on,
-// for the i-th token of a row.
-func (t *deltaTask) convolve(dst, past []float32, row *backend.Row, i, channel int) {
+// inputs finds what the convolutions of some tokens read.
+func (t *deltaTask) inputs(w *deltaWorker, past []float32, row *backend.Row, first, tokens int) {
 	sp := t.s.spec
-	w := t.taps[t.d.Layer].w
-	clear(dst)
-	for tap := range sp.ConvWidth {
-		var x []float32
-		if at := i - (sp.ConvWidth - 1) + tap; at >= 0 {
-			x = t.in.row(row.First + at)
+	for i := range sp.ConvWidth - 1 + tokens {
+		if at := first - (sp.ConvWidth - 1) + i; at >= 0 {
+			w.rows[i] = &t.in.row(row.First + at)[0]
 		} else {
-			x = past[(sp.ConvWidth-1+at)*sp.ConvDim():]
+			w.rows[i] = &past[(sp.ConvWidth-1+at)*sp.ConvDim()]
 		}
-		t.k.mulAdd(&dst[0], &x[channel], &w[tap*sp.ConvDim()+channel], len(dst))
 	}
-	t.b.kernels.silu(&dst[0], &dst[0], len(dst))
+}
+
+// convolve is silu of the causal convolution of some channels, from one on,
+// for the token whose oldest input comes first.
+func (t *deltaTask) convolve(dst []float32, rows []*float32, channel int) {
+	sp := t.s.spec
+	t.k.convolve(&dst[0], &rows[0], &t.taps[t.d.Layer].w[0], channel, len(dst), sp.ConvWidth, sp.ConvDim())
 }
 
 // remember moves the last inputs of some channels into the past.
@@ -168,54 +193,32 @@ func (t *deltaTask) remember(past []float32, row *backend.Row, channel, n int) {
 	}
 }
 
-// normalise is x·scale/√(Σx²+1e-6).
-func (t *deltaTask) normalise(x []float32, scale float64) {
+// norm is scale/√(Σx²+1e-6).
+func (t *deltaTask) norm(x []float32, scale float64) float32 {
 	sum := t.b.kernels.dot(&x[0], &x[0], len(x))
-	inv := float32(scale / math.Sqrt(float64(sum)+1e-6))
-	for i := range x {
-		x[i] *= inv
+	return float32(scale / math.Sqrt(float64(sum)+1e-6))
+}
+
+// gates are the decay and β of some tokens and one value head.
+func (t *deltaTask) gates(w *deltaWorker, first, tokens, head int) {
+	sp := t.s.spec
+	rate := -math.Exp(float64(t.d.ALog.(vector)[head]))
+	bias := float64(t.d.DTBias.(vector)[head])
+	for i := range tokens {
+		gates := t.in.row(first + i)[sp.ConvDim()+sp.ValueHeads*sp.ValueDim:]
+		w.beta[i] = float32(1 / (1 + math.Exp(-float64(gates[head]))))
+		w.decay[i] = float32(math.Exp(rate * softplus(float64(gates[sp.ValueHeads+head])+bias)))
 	}
 }
 
-// advance runs tokens through one value head, the j-th of its key head: tile
-// by tile of the state, and token by token in each.
-func (t *deltaTask) advance(w *deltaWorker, row *backend.Row, first, tokens int, state []float32, head, j int) {
-	sp := t.s.spec
-	perHead, padded := sp.ValueHeads/sp.KeyHeads, t.s.tiles*deltaTile
-	values := sp.ValueHeads * sp.ValueDim
-	var decay, beta [deltaTokens]float32
-	for i := range tokens {
-		gates := t.in.row(row.First + first + i)[sp.ConvDim()+values:]
-		beta[i] = float32(1 / (1 + math.Exp(-float64(gates[head]))))
-		x := float64(gates[sp.ValueHeads+head]) + float64(t.d.DTBias.(vector)[head])
-		decay[i] = float32(math.Exp(-math.Exp(float64(t.d.ALog.(vector)[head])) * softplus(x)))
-	}
-	size := sp.KeyDim * deltaTile
-	for tile := range t.s.tiles {
-		at := head*t.s.headSize + tile*size
-		s, next := &state[at], &state[at]
-		if at+size < len(state) {
-			next = &state[at+size]
-		}
-		for i := range tokens {
-			fetch := s
-			if i == tokens-1 {
-				fetch = next
-			}
-			v := &w.v[(i*perHead+j)*padded+tile*deltaTile]
-			t.k.delta(s, &w.k[i*sp.KeyDim], &w.q[i*sp.KeyDim], sp.KeyDim, v, decay[i], beta[i], w.qk[i], fetch)
-		}
-	}
-	k, n := t.b.kernels, t.d.Norm
-	for i := range tokens {
-		token := row.First + first + i
-		o := w.v[(i*perHead+j)*padded:][:sp.ValueDim]
-		sum := k.dot(&o[0], &o[0], sp.ValueDim)
-		inv := float32(1 / math.Sqrt(float64(sum)/float64(sp.ValueDim)+float64(n.Eps)))
-		k.scale(&w.normed[0], &o[0], &n.Weight.(vector)[0], sp.ValueDim, inv, n.Offset)
-		z := t.in.row(token)[sp.ConvDim()+head*sp.ValueDim:]
-		k.swiglu(&t.dst.row(token)[head*sp.ValueDim], &z[0], &w.normed[0], sp.ValueDim)
-	}
+// finish norms and gates the output of a token and value head.
+func (t *deltaTask) finish(w *deltaWorker, token, head int, o []float32) {
+	sp, k, n := t.s.spec, t.b.kernels, &t.d.Norm
+	sum := k.dot(&o[0], &o[0], len(o))
+	inv := float32(1 / math.Sqrt(float64(sum)/float64(len(o))+float64(n.Eps)))
+	k.scale(&w.normed[0], &o[0], &n.Weight.(vector)[0], len(o), inv, n.Offset)
+	z := t.in.row(token)[sp.ConvDim()+head*sp.ValueDim:]
+	k.swiglu(&t.dst.row(token)[head*sp.ValueDim], &z[0], &w.normed[0], len(o))
 }
 
 // softplus is log(1+eˣ), without overflow.

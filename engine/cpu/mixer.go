@@ -22,12 +22,33 @@ type mixerKernels struct {
 	softmax func(p *float32, n int, max *float32) float32
 	// merge is acc = acc·a + part·b for each row, over [chunks][rows][16].
 	merge func(acc, part, a, b *float32, rows, chunks int)
-	// delta advances a tile s [dims][32] of the state by one token, and turns its
-	// values v into the output. It fetches another tile from next.
-	delta func(s, k, q *float32, dims int, v *float32, decay, beta, qk float32, next *float32)
 
-	mulAdd func(dst, x, w *float32, n int) // dst += x·w
-	gate   func(dst, g *float32, n int)    // dst = dst/(1+e⁻ᵍ)
+	// Of a block of 16 tokens under the gated delta rule, in the terms of
+	// deltaBlock. There kq is [dims][32], and a tile s of the state [dims][32];
+	// dims is a multiple of 8.
+	//
+	// pairs and product multiply w [dims][32] by all rows of kq: pairs its first
+	// 16 columns, into [32][16], product all, into [32][32].
+	// match makes one row each of the pairs k·k and q·k, 16 rows apart, with the
+	// keys [dims][16] of the block.
+	// weigh makes rows of A and P from the pairs, and moves a row of D on by
+	// as many tokens, the first of which is given.
+	// solve finds d [16][32] of a tile from x = kqᵀS, and turns the values v into
+	// the outputs; stride lies between those of two tokens. It leaves d times tail.
+	// token does so for one token, whose rows of A and P are given, and which has
+	// earlier ones in d; it fetches another tile from next.
+	// update is s = s·decay + k⊗d.
+	pairs, product func(x, kq, w *float32, dims int)
+	match          func(pairs, keys, k, q *float32, dims int)
+	weigh          func(a, p, ratio, pairs, decay, beta *float32, first, tokens int)
+	solve          func(v *float32, stride int, d, x, a, p, rise, beta, tail *float32)
+	token          func(v, s, k, q *float32, dims int, d, a, p *float32, earlier int, rise, beta float32, next *float32)
+	update         func(s, kq, d *float32, dims int, decay float32)
+
+	// convolve is silu(Σ x·w) over taps, of n channels from one on: x is in the
+	// tap's row, and w is [taps][stride].
+	convolve func(dst *float32, rows **float32, w *float32, channel, n, taps, stride int)
+	gate     func(dst, g *float32, n int) // dst = dst/(1+e⁻ᵍ)
 }
 
 var mixersGeneric = &mixerKernels{
@@ -43,11 +64,17 @@ var mixersGeneric = &mixerKernels{
 	mixF32: [...]func(*float32, *byte, *float32, int, *byte){
 		mixGeneric(1, loadF32), mixGeneric(2, loadF32), mixGeneric(4, loadF32), mixGeneric(8, loadF32),
 	},
-	softmax: softmaxGeneric,
-	merge:   mergeGeneric,
-	delta:   deltaGeneric,
-	mulAdd:  mulAddGeneric,
-	gate:    gateGeneric,
+	softmax:  softmaxGeneric,
+	merge:    mergeGeneric,
+	pairs:    productGeneric(deltaBlock),
+	product:  productGeneric(deltaTile),
+	match:    matchGeneric,
+	weigh:    weighGeneric,
+	solve:    solveGeneric,
+	token:    tokenGeneric,
+	update:   updateGeneric,
+	convolve: convolveGeneric,
+	gate:     gateGeneric,
 }
 
 // lanes16 are 16 numbers side by side.
@@ -148,38 +175,6 @@ func mergeGeneric(acc, part, a, b *float32, rows, chunks int) {
 		for lane, v := range &parts[i] {
 			sums[i][lane] = fma(v, bs[i%rows], float32(sums[i][lane]*as[i%rows]))
 		}
-	}
-}
-
-// deltaGeneric is, for each of 32 columns of S:
-// d = β·(v − g·kᵀS); o = g·qᵀS + (q·k)·d; S = g·S + k·d.
-func deltaGeneric(s, k, q *float32, dims int, v *float32, decay, beta, qk float32, _ *float32) {
-	S := unsafe.Slice((*[deltaTile]float32)(unsafe.Pointer(s)), dims)
-	ks, qs := unsafe.Slice(k, dims), unsafe.Slice(q, dims)
-	vs := (*[deltaTile]float32)(unsafe.Pointer(v))
-	var kS, qS [deltaTile]float32
-	for r := range S {
-		for c, w := range &S[r] {
-			kS[c] = fma(ks[r], w, kS[c])
-			qS[c] = fma(qs[r], w, qS[c])
-		}
-	}
-	for c := range vs {
-		d := float32(fma(-kS[c], decay, vs[c]) * beta)
-		vs[c] = fma(d, qk, float32(qS[c]*decay))
-		kS[c] = d
-	}
-	for r := range S {
-		for c := range &S[r] {
-			S[r][c] = fma(ks[r], kS[c], float32(S[r][c]*decay))
-		}
-	}
-}
-
-func mulAddGeneric(dst, x, w *float32, n int) {
-	d, ws := unsafe.Slice(dst, n), unsafe.Slice(w, n)
-	for i, v := range unsafe.Slice(x, n) {
-		d[i] = fma(v, ws[i], d[i])
 	}
 }
 

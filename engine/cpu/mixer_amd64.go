@@ -59,10 +59,28 @@ func softmaxAVX2(p *float32, n int, max *float32) float32
 func mergeAVX2(acc *float32, part *float32, a *float32, b *float32, rows int, chunks int)
 
 //go:noescape
-func deltaAVX2(s *float32, k *float32, q *float32, dims int, v *float32, decay float32, beta float32, qk float32, next *float32)
+func pairsAVX2(x *float32, kq *float32, w *float32, dims int)
 
 //go:noescape
-func mulAddAVX2(dst *float32, x *float32, w *float32, n int)
+func productAVX2(x *float32, kq *float32, w *float32, dims int)
+
+//go:noescape
+func weighAVX2(a *float32, p *float32, ratio *float32, pairs *float32, decay *float32, beta *float32, first int, tokens int)
+
+//go:noescape
+func solveAVX2(v *float32, stride int, d *float32, x *float32, a *float32, p *float32, rise *float32, beta *float32, tail *float32)
+
+//go:noescape
+func matchAVX2(pairs *float32, keys *float32, k *float32, q *float32, dims int)
+
+//go:noescape
+func tokenAVX2(v *float32, s *float32, k *float32, q *float32, dims int, d *float32, a *float32, p *float32, earlier int, rise float32, beta float32, next *float32)
+
+//go:noescape
+func updateAVX2(s *float32, kq *float32, d *float32, dims int, decay float32)
+
+//go:noescape
+func convolveAVX2(dst *float32, rows **float32, w *float32, at int, n int, taps int, stride int)
 
 //go:noescape
 func gateAVX2(dst *float32, x *float32, n int)
@@ -122,10 +140,28 @@ func softmaxAVX512(p *float32, n int, max *float32) float32
 func mergeAVX512(acc *float32, part *float32, a *float32, b *float32, rows int, chunks int)
 
 //go:noescape
-func deltaAVX512(s *float32, k *float32, q *float32, dims int, v *float32, decay float32, beta float32, qk float32, next *float32)
+func pairsAVX512(x *float32, kq *float32, w *float32, dims int)
 
 //go:noescape
-func mulAddAVX512(dst *float32, x *float32, w *float32, n int)
+func productAVX512(x *float32, kq *float32, w *float32, dims int)
+
+//go:noescape
+func weighAVX512(a *float32, p *float32, ratio *float32, pairs *float32, decay *float32, beta *float32, first int, tokens int)
+
+//go:noescape
+func solveAVX512(v *float32, stride int, d *float32, x *float32, a *float32, p *float32, rise *float32, beta *float32, tail *float32)
+
+//go:noescape
+func matchAVX512(pairs *float32, keys *float32, k *float32, q *float32, dims int)
+
+//go:noescape
+func tokenAVX512(v *float32, s *float32, k *float32, q *float32, dims int, d *float32, a *float32, p *float32, earlier int, rise float32, beta float32, next *float32)
+
+//go:noescape
+func updateAVX512(s *float32, kq *float32, d *float32, dims int, decay float32)
+
+//go:noescape
+func convolveAVX512(dst *float32, rows **float32, w *float32, at int, n int, taps int, stride int)
 
 //go:noescape
 func gateAVX512(dst *float32, x *float32, n int)

@@ -82,15 +82,44 @@ func TestMixerKernelsAreGeneric(t *testing.T) {
 			unsafe.Slice(x, n+2)[n+1] = m.softmax(x, n, &unsafe.Slice(x, n+1)[n])
 		})
 		dims := 1 + rng.IntN(130)
-		k, q := randomFloats(rng, dims), randomFloats(rng, dims)
-		both := randomFloats(rng, (dims+1)*deltaTile) // the state, then the values
-		same(fmt.Sprintf("delta of %d dims", dims), both, func(m *mixerKernels, x *float32) {
-			m.delta(x, &k[0], &q[0], dims, &unsafe.Slice(x, len(both))[dims*deltaTile], 0.9, 0.7, 0.3, x)
+		kq, s := randomFloats(rng, dims*blockRows), randomFloats(rng, dims*deltaTile)
+		name := fmt.Sprintf("%d dims", dims)
+		same("pairs of "+name, make([]float32, blockRows*deltaBlock), func(m *mixerKernels, x *float32) { m.pairs(x, &kq[0], &kq[0], dims) })
+		same("product of "+name, make([]float32, blockRows*deltaTile), func(m *mixerKernels, x *float32) { m.product(x, &kq[0], &s[0], dims) })
+		const square = deltaBlock * deltaBlock
+		keys, k, q := randomFloats(rng, dims*deltaBlock), randomFloats(rng, dims), randomFloats(rng, dims)
+		same("match of "+name, make([]float32, square+deltaBlock), func(m *mixerKernels, x *float32) { m.match(x, &keys[0], &k[0], &q[0], dims) })
+		pairs, decay, beta := randomFloats(rng, 2*square), randomFloats(rng, deltaBlock), randomFloats(rng, deltaBlock)
+		first := rng.IntN(deltaBlock)
+		tokens := 1 + rng.IntN(deltaBlock-first)
+		same(fmt.Sprintf("weights of %d tokens after %d", tokens, first), randomFloats(rng, 2*square+deltaBlock), func(m *mixerKernels, x *float32) {
+			a := unsafe.Slice(x, 2*square+deltaBlock)
+			m.weigh(&a[0], &a[square], &a[2*square], &pairs[0], &decay[0], &beta[0], first, tokens)
 		})
+		begun := randomFloats(rng, deltaTile*(1+deltaBlock)) // values, then d
+		same(fmt.Sprintf("token of %s after %d", name, first), begun, func(m *mixerKernels, x *float32) {
+			m.token(x, &s[0], &k[0], &q[0], dims, &unsafe.Slice(x, deltaTile+1)[deltaTile], &pairs[0], &pairs[square], first, 0.9, 0.7, &s[0])
+		})
+		stride := deltaTile * (1 + rng.IntN(3))
+		d := randomFloats(rng, deltaBlock*deltaTile)
+		found := append(randomFloats(rng, deltaBlock*stride), d...) // the values, then d
+		products := randomFloats(rng, blockRows*deltaTile)
+		same(fmt.Sprintf("solve with stride %d", stride), found, func(m *mixerKernels, x *float32) {
+			at := &unsafe.Slice(x, deltaBlock*stride+1)[deltaBlock*stride]
+			m.solve(x, stride, at, &products[0], &pairs[0], &pairs[square], &decay[0], &beta[0], &decay[0])
+		})
+		eights := (dims + 7) / 8 * 8
+		kq, s = randomFloats(rng, eights*blockRows), randomFloats(rng, eights*deltaTile)
+		same(fmt.Sprintf("update of %d dims", eights), s, func(m *mixerKernels, x *float32) { m.update(x, &kq[0], &d[0], eights, 0.9) })
 	}
 	for n := 1; n <= 70; n++ {
-		x, y, z := randomFloats(rng, n), randomFloats(rng, n), randomFloats(rng, n)
-		same(fmt.Sprintf("mulAdd of %d", n), x, func(m *mixerKernels, x *float32) { m.mulAdd(x, &y[0], &z[0], n) })
+		x, y := randomFloats(rng, n), randomFloats(rng, n)
+		taps, channel := 1+n%5, n%7
+		rows, w := make([]*float32, taps), randomFloats(rng, taps*(n+9))
+		for i := range rows {
+			rows[i] = &randomFloats(rng, channel+n)[0]
+		}
+		same(fmt.Sprintf("convolution of %d", n), x, func(m *mixerKernels, x *float32) { m.convolve(x, &rows[0], &w[0], channel, n, taps, n+9-channel) })
 		y[rng.IntN(n)] *= 200
 		same(fmt.Sprintf("gate of %d", n), x, func(m *mixerKernels, x *float32) { m.gate(x, &y[0], n) })
 	}
@@ -238,6 +267,126 @@ func TestGatedDeltaIsTheSameEverywhere(t *testing.T) {
 	}
 }
 
+// ruleTokens is the gated delta rule in float64, for one column of the state,
+// with the sizes of the terms that each output and state is made of.
+func ruleTokens(k, q [][]float32, v, decay, beta []float32, s []float64) (o, size []float64, sizes []float64) {
+	sizes = make([]float64, len(s))
+	for r := range s {
+		sizes[r] = math.Abs(s[r])
+	}
+	for t := range k {
+		var kS, out, terms float64
+		for r := range s {
+			s[r] *= float64(decay[t])
+			sizes[r] *= float64(decay[t])
+			kS += float64(k[t][r]) * s[r]
+		}
+		d := float64(beta[t]) * (float64(v[t]) - kS)
+		for r := range s {
+			s[r] += float64(k[t][r]) * d
+			sizes[r] += math.Abs(float64(k[t][r])) * (math.Abs(d) + math.Abs(kS))
+			out += float64(q[t][r]) * s[r]
+			terms += math.Abs(float64(q[t][r])) * sizes[r]
+		}
+		o, size = append(o, out), append(size, terms)
+	}
+	return o, size, sizes
+}
+
+// TestBlockIsTheRule holds a block's kernels to the rule token by token: random
+// decays, from nearly none to complete, keys that are alike or the same, large
+// and small values and states.
+func TestBlockIsTheRule(t *testing.T) {
+	const seed, tolerance = 12, 2e-6
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	random := func(n int, size float32) []float32 {
+		x := randomFloats(rng, n)
+		for i := range x {
+			x[i] *= size
+		}
+		return x
+	}
+	decays := map[string]func() float32{
+		"random":          func() float32 { return rng.Float32() },
+		"none":            func() float32 { return 1 },
+		"nearly none":     func() float32 { return 1 - 1e-5*rng.Float32() },
+		"strong":          func() float32 { return float32(math.Exp(-80 * rng.Float64())) },
+		"complete":        func() float32 { return 0 },
+		"all or nothing":  func() float32 { return float32(rng.IntN(2)) },
+		"barely a number": func() float32 { return float32(math.Exp(-100 * rng.Float64())) },
+	}
+	for name, decayOf := range decays {
+		for _, size := range []float32{1e-12, 1, 1e12} {
+			for _, alike := range []float32{1, 0.1, 0} { // how far keys differ
+				for _, isa := range Supported() {
+					dims := 8 * (1 + rng.IntN(16))
+					m := mixersFor(isa)
+					var b blockScratch
+					b.init(dims, func(n int) []float32 {
+						x := make([]float32, n)
+						fill(x, nan)
+						return x
+					})
+					var k, q [][]float32
+					common := random(dims, 1)
+					unit := func(x []float32) []float32 {
+						sum := 0.0
+						for _, v := range x {
+							sum += float64(v) * float64(v)
+						}
+						for i := range x {
+							x[i] = float32(float64(x[i]) / math.Sqrt(sum))
+						}
+						return x
+					}
+					for i := range deltaBlock {
+						x := random(dims, alike)
+						for r := range x {
+							x[r] += common[r]
+						}
+						k, q = append(k, unit(x)), append(q, unit(random(dims, 1)))
+						for r := range dims {
+							b.kq[r*blockRows+i], b.kq[r*blockRows+deltaBlock+i] = k[i][r], q[i][r]
+						}
+					}
+					s, v := random(dims*deltaTile, size), random(deltaBlock*deltaTile, size)
+					var decay, beta, rise, ratio [deltaBlock]float32
+					since := float32(1)
+					for i := range decay {
+						decay[i], beta[i] = decayOf(), min(1, 2*rng.Float32())
+						since *= decay[i]
+						rise[i] = since
+					}
+					S, V := append([]float32(nil), s...), append([]float32(nil), v...)
+					m.pairs(&b.pairs[0], &b.kq[0], &b.kq[0], dims)
+					m.weigh(&b.a[0], &b.p[0], &ratio[0], &b.pairs[0], &decay[0], &beta[0], 0, deltaBlock)
+					m.product(&b.x[0], &b.kq[0], &s[0], dims)
+					m.solve(&v[0], deltaTile, &b.d[0], &b.x[0], &b.a[0], &b.p[0], &rise[0], &beta[0], &ratio[0])
+					m.update(&s[0], &b.kq[0], &b.d[0], dims, since)
+					what := fmt.Sprintf("%s decay, values of %g, keys %g apart, %d dims, %v", name, size, alike, dims, isa)
+					for c := range deltaTile {
+						column, values := make([]float64, dims), make([]float32, deltaBlock)
+						for r := range column {
+							column[r] = float64(S[r*deltaTile+c])
+						}
+						for i := range values {
+							values[i] = V[i*deltaTile+c]
+						}
+						o, terms, sizes := ruleTokens(k, q, values, decay[:], beta[:], column)
+						for i := range o {
+							require.InDelta(t, o[i], v[i*deltaTile+c], tolerance*terms[i], "%s: output %d", what, i)
+						}
+						for r := range column {
+							require.InDelta(t, column[r], s[r*deltaTile+c], tolerance*sizes[r], "%s: state %d", what, r)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
 // BenchmarkAttention reads contexts of 4096 positions; MB/s counts keys and values.
 func BenchmarkAttention(b *testing.B) {
 	for _, c := range []struct{ heads, kvHeads, dim int }{{8, 2, 256}, {32, 8, 64}, {16, 4, 256}} {
@@ -265,7 +414,7 @@ func BenchmarkAttentionPrompt(b *testing.B) {
 
 // BenchmarkGatedDelta advances states; MB/s counts one read and one write.
 func BenchmarkGatedDelta(b *testing.B) {
-	for _, c := range []struct{ rows, count int }{{1, 1}, {8, 1}, {64, 1}, {1, 64}} {
+	for _, c := range []struct{ rows, count int }{{1, 1}, {8, 1}, {64, 1}, {1, 64}, {1, 512}} {
 		b.Run(fmt.Sprintf("rows=%d/tokens=%d", c.rows, c.count), func(b *testing.B) {
 			d := newDeltaRun(b, newBackend(b, Options{}), c.rows, 16, 16, c.count)
 			b.SetBytes(int64(2 * 4 * c.rows * d.state.stateSize))

@@ -25,11 +25,17 @@ var mixersAVX2 = &mixerKernels{
 	mixF32: [...]func(*float32, *byte, *float32, int, *byte){
 		mixF32AVX2Rows1, mixF32AVX2Rows2, mixF32AVX2Rows4, mixF32AVX2Rows8,
 	},
-	softmax: softmaxAVX2,
-	merge:   mergeAVX2,
-	delta:   deltaAVX2,
-	mulAdd:  mulAddAVX2,
-	gate:    gateAVX2,
+	softmax:  softmaxAVX2,
+	merge:    mergeAVX2,
+	pairs:    pairsAVX2,
+	product:  productAVX2,
+	match:    matchAVX2,
+	weigh:    weighAVX2,
+	solve:    solveAVX2,
+	token:    tokenAVX2,
+	update:   updateAVX2,
+	convolve: convolveAVX2,
+	gate:     gateAVX2,
 }
 
 var mixersAVX512 = &mixerKernels{
@@ -45,9 +51,15 @@ var mixersAVX512 = &mixerKernels{
 	mixF32: [...]func(*float32, *byte, *float32, int, *byte){
 		mixF32AVX512Rows1, mixF32AVX512Rows2, mixF32AVX512Rows4, mixF32AVX512Rows8,
 	},
-	softmax: softmaxAVX512,
-	merge:   mergeAVX512,
-	delta:   deltaAVX512,
-	mulAdd:  mulAddAVX512,
-	gate:    gateAVX512,
+	softmax:  softmaxAVX512,
+	merge:    mergeAVX512,
+	pairs:    pairsAVX512,
+	product:  productAVX512,
+	match:    matchAVX512,
+	weigh:    weighAVX512,
+	solve:    solveAVX512,
+	token:    tokenAVX512,
+	update:   updateAVX512,
+	convolve: convolveAVX512,
+	gate:     gateAVX512,
 }

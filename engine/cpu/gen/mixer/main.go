@@ -28,10 +28,14 @@ func main() {
 		}
 		softmax(isa)
 		merge(isa)
-		delta(isa)
-		each(isa, "mulAdd", []string{"dst", "x", "w"}, func() func(v []reg.VecVirtual) {
-			return func(v []reg.VecVirtual) { VFMADD231PS(v[1], v[2], v[0]) }
-		})
+		product(isa, "pairs", block)
+		product(isa, "product", tile)
+		weigh(isa)
+		solve(isa)
+		match(isa)
+		token(isa)
+		update(isa)
+		convolve(isa)
 		each(isa, "gate", []string{"dst", "x"}, func() func(v []reg.VecVirtual) {
 			e := isa.Exp()
 			return func(v []reg.VecVirtual) {
@@ -295,73 +299,6 @@ func merge(isa simd.ISA) {
 	JNZ(LabelRef("row"))
 	DECQ(chunks)
 	JNZ(LabelRef("chunk"))
-	VZEROUPPER()
-	RET()
-}
-
-// delta advances a tile of the state, [dims][32], by one token, in two passes:
-// the first sums kᵀS and qᵀS from memory, the second finds the tile in L1.
-func delta(isa simd.ISA) {
-	text("delta"+isa.Name, "func(s, k, q *float32, dims int, v *float32, decay, beta, qk float32, next *float32)")
-	s, k, q := Load(Param("s"), GP64()), Load(Param("k"), GP64()), Load(Param("q"), GP64())
-	dims, v := Load(Param("dims"), GP64()), Load(Param("v"), GP64())
-	const n = tile
-	var kS, qS []reg.VecVirtual
-	for range n / isa.Lanes {
-		kS, qS = append(kS, isa.Zero()), append(qS, isa.Zero())
-	}
-	at, row := GP64(), GP64()
-	MOVQ(s, at)
-	XORQ(row, row)
-	Label("sum")
-	kr, qr := isa.Vec(), isa.Vec()
-	VBROADCASTSS(Mem{Base: k, Index: row, Scale: 4}, kr)
-	VBROADCASTSS(Mem{Base: q, Index: row, Scale: 4}, qr)
-	for c := range kS {
-		w := isa.Vec()
-		VMOVUPS(Mem{Base: at, Disp: 4 * c * isa.Lanes}, w)
-		VFMADD231PS(kr, w, kS[c])
-		VFMADD231PS(qr, w, qS[c])
-	}
-	ADDQ(U32(4*n), at)
-	INCQ(row)
-	CMPQ(row, dims)
-	JNE(LabelRef("sum"))
-
-	decay, beta, qk := isa.Vec(), isa.Vec(), isa.Vec()
-	broadcast("decay", decay)
-	broadcast("beta", beta)
-	broadcast("qk", qk)
-	for c := range kS {
-		// d = β·(v − decay·kS), o = decay·qS + qk·d
-		d := isa.Vec()
-		at := Mem{Base: v, Disp: 4 * c * isa.Lanes}
-		VMOVUPS(at, d)
-		VFNMADD231PS(kS[c], decay, d)
-		VMULPS(d, beta, kS[c])
-		VMULPS(qS[c], decay, qS[c])
-		VFMADD231PS(kS[c], qk, qS[c])
-		VMOVUPS(qS[c], at)
-	}
-
-	next := Load(Param("next"), GP64())
-	XORQ(row, row)
-	Label("update")
-	for line := 0; line < 4*n; line += 64 {
-		PREFETCHT0(Mem{Base: next, Disp: line})
-	}
-	VBROADCASTSS(Mem{Base: k, Index: row, Scale: 4}, kr)
-	for c := range kS {
-		w := isa.Vec()
-		VMULPS(Mem{Base: s, Disp: 4 * c * isa.Lanes}, decay, w)
-		VFMADD231PS(kr, kS[c], w)
-		VMOVUPS(w, Mem{Base: s, Disp: 4 * c * isa.Lanes})
-	}
-	ADDQ(U32(4*n), s)
-	ADDQ(U32(4*n), next)
-	INCQ(row)
-	CMPQ(row, dims)
-	JNE(LabelRef("update"))
 	VZEROUPPER()
 	RET()
 }
