@@ -53,7 +53,8 @@ type Engine struct {
 	runner Runner
 	limits Limits
 	pool   *kv.Pool
-	slots  []*Sequence // by slot; nil is free
+	first  int         // slot of the runner
+	slots  []*Sequence // from the first on; nil is free
 
 	// Scratch of one step, allocated once.
 	step   backend.Step
@@ -113,10 +114,15 @@ func New(ck *model.Checkpoint, b backend.Backend, opt Options) (*Engine, error) 
 
 // NewWith makes an engine over a given runner: the sequences and KV blocks
 // are accounted for as ever, only the arithmetic is the runner's.
-func NewWith(r Runner, lim Limits) *Engine {
+func NewWith(r Runner, lim Limits) *Engine { return NewPart(r, lim, 0, 0) }
+
+// NewPart makes an engine that uses a part of a runner's room: its sequences
+// from slot firstSlot and its KV blocks from block firstBlock on. Engines with
+// parts that do not overlap can share a runner, if they step by turns.
+func NewPart(r Runner, lim Limits, firstSlot, firstBlock int) *Engine {
 	return &Engine{
-		runner: r, limits: lim,
-		pool:  kv.NewPool(lim.KVBlocks, lim.KVBlockSize),
+		runner: r, limits: lim, first: firstSlot,
+		pool:  kv.NewPool(firstBlock, lim.KVBlocks, lim.KVBlockSize),
 		slots: make([]*Sequence, lim.MaxSequences),
 		step: backend.Step{
 			Tokens: make([]int32, 0, lim.MaxStepTokens),
@@ -176,7 +182,7 @@ func (e *Engine) FreeSequences() int {
 func (e *Engine) NewSequence() (*Sequence, error) {
 	for slot, s := range e.slots {
 		if s == nil {
-			e.runner.ResetSlot(slot)
+			e.runner.ResetSlot(e.first + slot)
 			seq := &Sequence{engine: e, slot: slot}
 			// Room for the whole context, so that no step allocates.
 			seq.table.Blocks = make([]int32, 0, e.pool.BlocksFor(e.limits.MaxContext))
@@ -297,7 +303,7 @@ func (e *Engine) layout(batch *Batch) {
 		e.step.Tokens = append(e.step.Tokens, r.Tokens...)
 		e.step.Rows = append(e.step.Rows, backend.Row{
 			First: first, Count: len(r.Tokens), Start: r.Seq.Len(),
-			Slot: r.Seq.slot, Blocks: r.Seq.table.Blocks, Prompt: r.Prompt,
+			Slot: e.first + r.Seq.slot, Blocks: r.Seq.table.Blocks, Prompt: r.Prompt,
 		})
 		if r.Sample {
 			last := len(e.step.Tokens) - 1

@@ -69,6 +69,8 @@ type Config struct {
 	ChunkSize       int    // prompt chunks end at multiples of this position, whatever the load; default 64
 	QueueCapacity   int    // requests that may wait beyond MaxBatchSize in flight; default 1024
 	WatermarkBlocks int    // KV blocks left free at admission for each row, to grow into; default 1, negative for none
+
+	Now func() time.Time // the clock of all timings; default time.Now
 }
 
 // validate fills in the defaults and checks the rest against the engine.
@@ -95,7 +97,7 @@ func (c *Config) validate(lim engine.Limits) error {
 	}
 	switch {
 	case c.MaxBatchSize < 1 || c.TokenBudget < 1 || c.ChunkSize < 1 || c.QueueCapacity < 1:
-		return fmt.Errorf("scheduler: sizes must be positive: %+v", *c)
+		return fmt.Errorf("scheduler: sizes must be positive: max batch size %d, token budget %d, chunk size %d, queue capacity %d", c.MaxBatchSize, c.TokenBudget, c.ChunkSize, c.QueueCapacity)
 	case c.MaxBatchSize > lim.MaxSequences:
 		return fmt.Errorf("scheduler: max batch size %d, but the engine holds %d sequences: make it with a larger MaxSequences",
 			c.MaxBatchSize, lim.MaxSequences)

@@ -14,6 +14,7 @@ import (
 type Scheduler struct {
 	config Config
 	limits engine.Limits
+	now    func() time.Time
 	m      *machine        // the loop's
 	ctx    context.Context // of the engine's steps; done when aborted
 	abort  context.CancelCauseFunc
@@ -51,10 +52,14 @@ func start(eng *engine.Engine, cfg Config, after func(*Scheduler)) (*Scheduler, 
 	}
 	s := &Scheduler{
 		config: cfg, limits: lim,
-		m:    newMachine(eng, cfg, time.Now),
+		now:  cfg.Now,
 		wake: make(chan struct{}, 1),
 		done: make(chan struct{}),
 	}
+	if s.now == nil {
+		s.now = time.Now
+	}
+	s.m = newMachine(eng, cfg, s.now)
 	s.ctx, s.abort = context.WithCancelCause(context.Background())
 	if after != nil {
 		s.after = func() { after(s) }
@@ -93,7 +98,7 @@ func (s *Scheduler) SubmitAll(ctx context.Context, rs []Request) ([]*Ticket, err
 	if err := context.Cause(ctx); err != nil {
 		return nil, ended(FinishCancelled, err)
 	}
-	submitted := time.Now()
+	submitted := s.now()
 
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,9 +12,10 @@ import (
 type Arm struct {
 	Name string
 	// Run serves all requests, submitted at once, and returns when the last has
-	// ended. An error means that the arm itself could not run; what befell a
-	// request is in its outcome.
-	Run func(ctx context.Context, requests []scheduler.Request) (ArmOutcome, error)
+	// ended. It computes nothing before its turn begins, and the times of its
+	// outcome are those of the turn's clock. An error means that the arm itself
+	// could not run; what befell a request is in its outcome.
+	Run func(ctx context.Context, requests []scheduler.Request, turn *Turn) (ArmOutcome, error)
 }
 
 // ArmOutcome is what an arm made of its requests, in their order.

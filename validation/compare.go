@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"runtime"
 	"slices"
 	"text/tabwriter"
 
@@ -147,7 +148,8 @@ func CompareArms(ctx context.Context, static, continuous Arm, blocks int, seed u
 		reqs := requests()
 		var outcomes [2]ArmOutcome
 		for _, a := range order {
-			o, err := arms[a].Run(ctx, reqs)
+			runtime.GC() // neither arm pays for what was before
+			o, err := arms[a].Run(ctx, reqs, nil)
 			if err == nil {
 				err = context.Cause(ctx)
 			}

@@ -38,7 +38,9 @@ type fakeArm struct {
 
 func (f *fakeArm) arm() Arm { return Arm{Name: f.name, Run: f.run} }
 
-func (f *fakeArm) run(ctx context.Context, requests []scheduler.Request) (ArmOutcome, error) {
+// run takes its turn from its first request to its last.
+func (f *fakeArm) run(ctx context.Context, requests []scheduler.Request, turn *Turn) (ArmOutcome, error) {
+	turn.Begin(0)
 	if err := ctx.Err(); err != nil {
 		return ArmOutcome{}, err
 	}
@@ -82,6 +84,8 @@ func fakeToken(prompt []int32, position int) int32 {
 	return int32((h ^ uint32(position)*0x9e3779b9) >> 1)
 }
 
+type runFunc = func(context.Context, []scheduler.Request, *Turn) (ArmOutcome, error)
+
 func constant(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
 
 const ms = time.Millisecond
@@ -124,8 +128,8 @@ func quietControl() *Control {
 	return &Control{Serial: ones, Batch: ones, Plan: plan, ControlPlan: control}
 }
 
-func failingArm(err error) func(context.Context, []scheduler.Request) (ArmOutcome, error) {
-	return func(context.Context, []scheduler.Request) (ArmOutcome, error) { return ArmOutcome{}, err }
+func failingArm(err error) runFunc {
+	return func(context.Context, []scheduler.Request, *Turn) (ArmOutcome, error) { return ArmOutcome{}, err }
 }
 
 // costOf makes the cost of a step from bytes, all of them weights, and operations.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -36,8 +37,8 @@ type gate struct {
 	rng     *rand.Rand
 	virtual *testutil.Virtual
 	arm     string
-	request int // concurrent, of the criterion
-	noise   float64
+	request int                // concurrent, of the criterion
+	noise   map[string]float64 // by arm, in this block
 	begin   time.Time
 	seen    map[int32]bool // first tokens of prompts
 	burst   struct {
@@ -66,14 +67,16 @@ func gateWide() time.Duration {
 	return (batch - gateFirst - (gateRows-1)*gateMore) / (gateTokens - 1)
 }
 
-// gateRunner takes the gate's time for each step.
+// gateRunner takes the gate's time for each step of an arm.
 type gateRunner struct {
 	*testutil.Virtual
-	g *gate
+	g   *gate
+	arm string
 }
 
 func (r gateRunner) Run(ctx context.Context, step *backend.Step, want, out []int32, params []backend.Sampling) error {
 	g, n := r.g, len(step.Rows)
+	g.arm = r.arm
 	cost := gateStep
 	switch {
 	case step.Rows[0].Prompt:
@@ -88,7 +91,7 @@ func (r gateRunner) Run(ctx context.Context, step *backend.Step, want, out []int
 	case n > 1:
 		cost += time.Duration(n-1) * (gateWide() - gateStep) / (gateRows - 1)
 	}
-	factor := g.noise * math.Exp(0.01*g.rng.NormFloat64())
+	factor := g.noise[r.arm] * math.Exp(0.01*g.rng.NormFloat64())
 	if g.slow != nil {
 		factor *= g.slow(g, n)
 	}
@@ -122,23 +125,28 @@ func (g *gate) run(t *testing.T, seed uint64) (latency, throughput *Judgement) {
 	g.rng, g.seen, g.begin = rand.New(rand.NewPCG(seed, 0x67617465)), make(map[int32]bool), time.Now()
 	g.burst.next = g.begin.Add(time.Duration(g.rng.ExpFloat64() / max(g.bursts, 1e-9) * float64(time.Second)))
 	lim := engine.Limits{MaxSequences: gateRows, MaxContext: 64, MaxStepTokens: 256, Vocab: 1 << 20, KVBlockSize: 8, KVBlocks: 64}
-	g.virtual, _ = testutil.NewVirtual(testutil.Cost{}, lim)
-	meter := NewMeter(gateRunner{g.virtual, g}, time.Now)
-	eng := engine.NewWith(meter, lim)
-	defer eng.Close()
+	all := lim
+	all.MaxSequences, all.KVBlocks = 3*lim.MaxSequences, 3*lim.KVBlocks
+	g.virtual, _ = testutil.NewVirtual(testutil.Cost{}, all)
+	g.noise = make(map[string]float64)
 
 	opt := &Options{MaxBatchSize: gateRows}
 	experiment := func(c Criterion, control *Control) *Experiment {
 		arm := func(name string, cfg scheduler.Config) Arm {
-			bare := func(name string, cfg scheduler.Config) Arm { return SchedulerArm(name, eng, meter, cfg) }
+			bare := func(name string, cfg scheduler.Config) Arm {
+				at := slices.Index([]string{ArmSerial, ArmBatch, ArmControl}, name)
+				meter := NewMeter(gateRunner{g.virtual, g, name}, time.Now)
+				return SchedulerArm(name, engine.NewPart(meter, lim, at*lim.MaxSequences, at*lim.KVBlocks), meter, cfg)
+			}
 			a := bare(name, cfg)
 			if g.wrap != nil {
 				a = g.wrap(g, a, bare)
 			}
 			inner := a.Run
-			a.Run = func(ctx context.Context, requests []scheduler.Request) (ArmOutcome, error) {
-				g.arm, g.request, g.noise = name, c.Concurrent, math.Exp(0.005*g.rng.NormFloat64())
-				return inner(ctx, requests)
+			a.Run = func(ctx context.Context, requests []scheduler.Request, turn *Turn) (ArmOutcome, error) {
+				turn.Begin(0) // in the order of the block, and once more within
+				g.request, g.noise[name] = c.Concurrent, math.Exp(0.005*g.rng.NormFloat64())
+				return inner(ctx, requests, turn)
 			}
 			return a
 		}
@@ -199,15 +207,15 @@ func drifting(also func(*gate, int) float64) func(*gate, int) float64 {
 }
 
 // onBatch spoils what the batch arm makes of more than one request.
-func onBatch(spoil func(g *gate, run func(context.Context, []scheduler.Request) (ArmOutcome, error), ctx context.Context, requests []scheduler.Request) (ArmOutcome, error)) func(*gate, Arm, func(string, scheduler.Config) Arm) Arm {
+func onBatch(spoil func(g *gate, run runFunc, ctx context.Context, requests []scheduler.Request, turn *Turn) (ArmOutcome, error)) func(*gate, Arm, func(string, scheduler.Config) Arm) Arm {
 	return func(g *gate, arm Arm, _ func(string, scheduler.Config) Arm) Arm {
 		run := arm.Run
 		if arm.Name == ArmBatch {
-			arm.Run = func(ctx context.Context, requests []scheduler.Request) (ArmOutcome, error) {
+			arm.Run = func(ctx context.Context, requests []scheduler.Request, turn *Turn) (ArmOutcome, error) {
 				if g.request == 1 {
-					return run(ctx, requests)
+					return run(ctx, requests, turn)
 				}
-				return spoil(g, run, ctx, requests)
+				return spoil(g, run, ctx, requests, turn)
 			}
 		}
 		return arm
@@ -239,18 +247,18 @@ func TestGate(t *testing.T) {
 			}
 			return arm
 		}}, pass, invalid, RuleNothingBatched},
-		{"a dropped request", gate{wrap: onBatch(func(g *gate, run func(context.Context, []scheduler.Request) (ArmOutcome, error), ctx context.Context, requests []scheduler.Request) (ArmOutcome, error) {
-			return run(ctx, requests[1:])
+		{"a dropped request", gate{wrap: onBatch(func(g *gate, run runFunc, ctx context.Context, requests []scheduler.Request, turn *Turn) (ArmOutcome, error) {
+			return run(ctx, requests[1:], turn)
 		})}, pass, invalid, "4 requests went in, 3 came out"},
-		{"one wrong token", gate{wrap: onBatch(func(g *gate, run func(context.Context, []scheduler.Request) (ArmOutcome, error), ctx context.Context, requests []scheduler.Request) (ArmOutcome, error) {
+		{"one wrong token", gate{wrap: onBatch(func(g *gate, run runFunc, ctx context.Context, requests []scheduler.Request, turn *Turn) (ArmOutcome, error) {
 			if g.virtual.Faults == nil {
 				g.virtual.Faults = map[int]testutil.Fault{g.virtual.Steps + 5: {Token: true}}
 			}
-			return run(ctx, requests)
+			return run(ctx, requests, turn)
 		})}, pass, invalid, RuleTokensDiffer},
-		{"early stop", gate{wrap: onBatch(func(g *gate, run func(context.Context, []scheduler.Request) (ArmOutcome, error), ctx context.Context, requests []scheduler.Request) (ArmOutcome, error) {
+		{"early stop", gate{wrap: onBatch(func(g *gate, run runFunc, ctx context.Context, requests []scheduler.Request, turn *Turn) (ArmOutcome, error) {
 			requests[2].MaxTokens--
-			return run(ctx, requests)
+			return run(ctx, requests, turn)
 		})}, pass, invalid, RuleTokenCount},
 		{"a cached prompt", gate{cached: true}, invalid, invalid, "prompts are remembered"},
 		{"a serial arm slowed by 30 %", gate{slow: serialBy(1.3, 1)}, invalid, invalid, "the serial arm is handicapped"},

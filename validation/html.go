@@ -114,10 +114,8 @@ func (r *Results) facts() []report.Fact {
 	var bandwidths []float64
 	peak := 0.0
 	for _, rec := range r.Criteria {
-		for i := range rec.Blocks {
-			if b := rec.Blocks[i].ReadBandwidth; b > 0 && len(rec.Kept()) > 0 {
-				bandwidths = append(bandwidths, b)
-			}
+		for _, b := range rec.Kept() {
+			bandwidths = append(bandwidths, b.Probes...)
 		}
 		if rec.Roofline != nil {
 			peak = max(peak, rec.Roofline.PeakFLOPs)
@@ -125,7 +123,7 @@ func (r *Results) facts() []report.Fact {
 	}
 	if len(bandwidths) > 0 {
 		b := spread(bandwidths)
-		add("read bandwidth", fmt.Sprintf("%.1f GB/s, median of %d probes between the blocks (min %.1f, max %.1f, which ceilings rest on)", b.Median/1e9, len(bandwidths), b.Min/1e9, b.Max/1e9))
+		add("read bandwidth", fmt.Sprintf("%.1f GB/s, median of %d probes between turns (min %.1f, max %.1f)", b.Median/1e9, len(bandwidths), b.Min/1e9, b.Max/1e9))
 	}
 	if peak > 0 {
 		add("arithmetic peak", fmt.Sprintf("%.0f GFLOP/s", peak/1e9))

@@ -1,6 +1,7 @@
 package validation
 
 import (
+	"fmt"
 	"math"
 	"slices"
 
@@ -21,7 +22,6 @@ type Judgement struct {
 	Ceiling       float64
 	CeilingDecode float64
 	SerialShare   float64 // of the memory roofline
-	QuietShare    float64 // the same in the fastest tenth of the gaps between tokens
 	Serial        ArmSummary
 	Batch         ArmSummary
 	Control       Spread         // serial against serial, of this criterion or of the session
@@ -51,7 +51,6 @@ func Judge(rec *Record) *Judgement {
 		j.Bandwidth = b
 	}
 	j.SerialShare = rec.Roofline.Share(j.Serial.Gap, j.Bandwidth)
-	j.QuietShare = rec.Roofline.Share(j.Serial.QuietGap, j.Bandwidth)
 	j.Ceiling, j.CeilingDecode = 1, 1
 	if !rec.Criterion.Lower() {
 		j.Ceiling, j.CeilingDecode = rec.Roofline.Ceiling(j.Bandwidth)
@@ -98,7 +97,30 @@ func (j *Judgement) verdict(ratios []float64) (Verdict, string) {
 	case d.Verdict == Inconclusive:
 		return d.Verdict, d.Reason + j.timeUp()
 	}
+	if why := j.otherSpeed(); why != "" {
+		return Inconclusive, why
+	}
 	return d.Verdict, d.Reason
+}
+
+// otherSpeed says why a verdict does not hold at every speed of the memory that
+// the session met; "" if it does. The ratio is taken to move as its ceiling does.
+// The slowest and the fastest block of the session do not count.
+func (j *Judgement) otherSpeed() string {
+	rec, d := j.Record, &j.Decision
+	speeds := slices.Sorted(slices.Values(append(rec.bandwidths(), rec.Earlier...)))
+	if rec.Criterion.Lower() || rec.Rules.Against == AgainstCeiling || d.Verdict == Measured || len(speeds) < 4 || !known(j.Ceiling) {
+		return ""
+	}
+	goal, _ := rec.goal()
+	for _, speed := range []float64{speeds[1], speeds[len(speeds)-2]} {
+		ceiling, _ := rec.Roofline.Ceiling(speed)
+		if there := j.Ratio.Median * ceiling / j.Ceiling; (there >= goal.Value) != (d.Verdict == Pass) {
+			return fmt.Sprintf("%s at %.1f GB/s of reads (%s), but the machine also ran at %.1f GB/s in this session, where the ratio would be about %.2f: it has no one speed to judge at",
+				d.Verdict, j.Bandwidth/1e9, d.Reason, speed/1e9, there)
+		}
+	}
+	return ""
 }
 
 func (j *Judgement) timeUp() string {

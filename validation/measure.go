@@ -1,16 +1,20 @@
 package validation
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"runtime"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/batchproof/batchproof/scheduler"
 	"github.com/batchproof/batchproof/validation/stats"
 )
 
-// Experiment measures one criterion in interleaved blocks.
+// Experiment measures one criterion in blocks whose arms take turns.
 type Experiment struct {
 	Criterion    Criterion
 	Arms         []Arm // the first is the reference
@@ -25,14 +29,16 @@ type Experiment struct {
 	Control      *Control                // what controls a criterion without a control arm; nil: none
 	Budget       time.Duration           // with Runs 0: after the first look, no look is begun that would end later; 0: none
 	Limit        time.Duration           // with Runs 0: no block is begun that would end later; 0: none, negative: the time is up
+	Turns        string                  // how the arms of a block share the machine; "" is TurnsStep
 	Roofline     *Roofline               // nil: unknown
-	Bandwidth    func() (float64, error) // probed between blocks; nil: not measured
-	Best         float64                 // bandwidth that was probed earlier in the session
+	Bandwidth    func() (float64, error) // probed between turns; nil: not measured
+	Earlier      []float64               // bandwidths of the blocks of the session before
 	Watchers     []Watcher               // of the machine's quiet, during each block
 	Now          func() time.Time        // the clock of progress lines
 	Log          func(string, ...any)    // progress; nil for none
 	Keep         func(*Record)           // called whenever the record has grown; nil for none
 
+	begun   time.Time
 	probing time.Duration // spent on probes
 }
 
@@ -60,7 +66,7 @@ const extraWarmups = 2
 func (x *Experiment) Run(ctx context.Context) (*Record, error) {
 	rec := &Record{
 		Criterion: x.Criterion, PromptLength: x.PromptLength, MaxTokens: x.MaxTokens, MaxBatchSize: x.MaxBatchSize,
-		Seed: x.Seed, Rules: x.Rules, Warmups: x.Warmups, Roofline: x.Roofline, BestBandwidth: x.Best, Control: x.Control,
+		Seed: x.Seed, Rules: x.Rules, Turns: cmp.Or(x.Turns, TurnsStep), Warmups: x.Warmups, Roofline: x.Roofline, Earlier: x.Earlier, Control: x.Control,
 		WarmupBlocks: []Block{}, Blocks: []Block{},
 	}
 	var err error
@@ -75,26 +81,22 @@ func (x *Experiment) Run(ctx context.Context) (*Record, error) {
 		x.log("%s: not measured, the control of the session is broken", x.Criterion)
 		return rec, nil
 	}
-	begun := x.Now()
+	x.begun = x.Now()
 	if done, err := x.warmUp(ctx, rec); done {
 		return rec, err
 	}
 	begin := x.Now()
 	order := orders(x.Seed, len(x.Arms), rec.Planned)
 	for slot := 0; slot < rec.Planned; {
-		if x.timeUp(rec, x.Now().Sub(begun)) {
+		if x.timeUp(rec, x.Now().Sub(x.begun)) {
 			break
 		}
 		started := x.Now()
-		bandwidth, err := x.probe(x.Now().Sub(begin))
-		if err != nil {
-			return rec, fmt.Errorf("read bandwidth before %s: %w", blockName(len(rec.Blocks)), err)
-		}
 		for _, w := range x.Watchers {
 			w.Begin()
 		}
-		runs, problems, err := x.block(ctx, blockName(len(rec.Blocks)), x.requests(), order[slot])
-		b := Block{Index: slot, Started: started, ReadBandwidth: bandwidth, Arms: runs}
+		runs, probes, problems, err := x.block(ctx, blockName(len(rec.Blocks)), x.requests(), order[slot])
+		b := Block{Index: slot, Started: started, Probes: probes, Arms: runs}
 		for _, w := range x.Watchers {
 			b.Readings = append(b.Readings, w.End()...)
 		}
@@ -120,7 +122,7 @@ func (x *Experiment) Run(ctx context.Context) (*Record, error) {
 		slot++
 		over := rec.decided()
 		x.progress(rec, over, x.Now().Sub(begin))
-		if x.Runs == 0 && (over || x.late(rec, begin.Sub(begun), x.Now().Sub(begin))) {
+		if x.Runs == 0 && (over || x.late(rec, begin.Sub(x.begun), x.Now().Sub(begin))) {
 			break
 		}
 	}
@@ -132,19 +134,18 @@ func (x *Experiment) Run(ctx context.Context) (*Record, error) {
 // and some more if a shape is not stable by then. What is not stable in the end
 // is for the judgement to find.
 func (x *Experiment) warmUp(ctx context.Context, rec *Record) (bool, error) {
-	begun := x.Now()
 	forward := make([]int, len(x.Arms))
 	for i := range forward {
 		forward[i] = i
 	}
 	for w := 0; w < x.Warmups || w < x.Warmups+extraWarmups && !rec.warm().OK; w++ {
-		if x.timeUp(rec, x.Now().Sub(begun)) {
+		if x.timeUp(rec, x.Now().Sub(x.begun)) {
 			return true, nil
 		}
 		begin := x.Now()
-		runs, problems, err := x.block(ctx, fmt.Sprintf("warm-up %d", w+1), x.requests(), forward)
+		runs, probes, problems, err := x.block(ctx, fmt.Sprintf("warm-up %d", w+1), x.requests(), forward)
 		if err == nil {
-			rec.WarmupBlocks = append(rec.WarmupBlocks, Block{Index: w, Started: begin, Arms: runs})
+			rec.WarmupBlocks = append(rec.WarmupBlocks, Block{Index: w, Started: begin, Probes: probes, Arms: runs})
 		}
 		if done, err := x.stop(ctx, rec, problems, err); done {
 			return true, err
@@ -192,22 +193,63 @@ func (x *Experiment) late(rec *Record, warmUp, elapsed time.Duration) bool {
 	return late
 }
 
-// block runs every arm once over the same requests, in the given order.
-func (x *Experiment) block(ctx context.Context, where string, requests []scheduler.Request, order []int) ([]ArmRun, []Problem, error) {
-	outcomes := make([]*ArmOutcome, len(x.Arms))
+// block runs every arm once over the same requests; in the given order they take
+// their first turns. Between turns the machine is probed.
+func (x *Experiment) block(ctx context.Context, where string, requests []scheduler.Request, order []int) ([]ArmRun, []float64, []Problem, error) {
+	runtime.GC() // no arm pays for what was before
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var probes []float64
+	var probeErr error
+	turns, claims := takeTurns(len(order), x.Turns == TurnsRun, x.Now, func() {
+		if p, err := x.probe(); err != nil {
+			probeErr = cmp.Or(probeErr, err)
+		} else if p > 0 {
+			probes = append(probes, p)
+		}
+	})
+	outcomes, errs := make([]*ArmOutcome, len(x.Arms)), make([]error, len(order))
+	var wg sync.WaitGroup
+	for place, a := range order {
+		wg.Go(func() {
+			turn := claims[place]
+			defer turn.End()
+			o, err := x.Arms[a].Run(ctx, slices.Clone(requests), turn)
+			if err == nil {
+				err = ctx.Err() // its requests were cancelled: no sample
+			}
+			if outcomes[a] = &o; err != nil {
+				errs[place] = fmt.Errorf("%s, %s arm: %w", where, x.Arms[a].Name, err)
+				cancel() // the block is lost
+			}
+		})
+	}
+	turns.start()
+	wg.Wait()
+	// The first to fail has cancelled the others.
+	slices.SortStableFunc(errs, func(a, b error) int { return cmp.Compare(severity(a), severity(b)) })
+	if err := errs[0]; err != nil {
+		return nil, nil, nil, err
+	}
+	if probeErr != nil {
+		return nil, nil, nil, fmt.Errorf("read bandwidth in %s: %w", where, probeErr)
+	}
 	runs := make([]ArmRun, 0, len(order))
 	for _, a := range order {
-		o, err := x.Arms[a].Run(ctx, slices.Clone(requests))
-		if err == nil {
-			err = ctx.Err() // its requests were cancelled: no sample
-		}
-		if err != nil {
-			return nil, nil, fmt.Errorf("%s, %s arm: %w", where, x.Arms[a].Name, err)
-		}
-		outcomes[a] = &o
-		runs = append(runs, o.record(x.Arms[a].Name, requests))
+		runs = append(runs, outcomes[a].record(x.Arms[a].Name, requests))
 	}
-	return runs, checkBlock(where, requests, x.Arms, outcomes), nil
+	return runs, probes, checkBlock(where, requests, x.Arms, outcomes), nil
+}
+
+// severity puts errors before their consequences, and these before none.
+func severity(err error) int {
+	switch {
+	case err == nil:
+		return 2
+	case errors.Is(err, context.Canceled):
+		return 1
+	}
+	return 0
 }
 
 // stop decides whether the measurement ends here, and with which error.
@@ -232,15 +274,15 @@ func (x *Experiment) requests() []scheduler.Request {
 }
 
 // probeShare is the part of a measurement's time that the probes may take.
-const probeShare = 0.1
+const probeShare = 0.05
 
-// probe measures the bandwidth before the first block, and before as many others
-// as can be afforded; 0 if it did not.
-func (x *Experiment) probe(elapsed time.Duration) (float64, error) {
-	if x.Bandwidth == nil || float64(x.probing) > probeShare*float64(elapsed) {
+// probe measures the bandwidth at the beginning, and then as often as can be
+// afforded; 0 if it did not.
+func (x *Experiment) probe() (float64, error) {
+	begin := x.Now()
+	if x.Bandwidth == nil || float64(x.probing) > probeShare*float64(begin.Sub(x.begun)) {
 		return 0, nil
 	}
-	begin := x.Now()
 	bandwidth, err := x.Bandwidth()
 	x.probing += x.Now().Sub(begin)
 	return bandwidth, err

@@ -14,6 +14,8 @@ import (
 type Meter struct {
 	engine.Runner
 	now   func() time.Time
+	turn  *Turn // of the arm whose steps these are
+	drawn int   // tokens of that arm
 	steps []Step
 }
 
@@ -27,13 +29,27 @@ type Step struct {
 	Drawn      int // tokens sampled
 }
 
-// NewMeter wraps a runner.
+// NewMeter wraps a runner, which stays the caller's to close.
 func NewMeter(r engine.Runner, now func() time.Time) *Meter {
 	return &Meter{Runner: r, now: now, steps: make([]Step, 0, 1<<14)}
 }
 
-// Run computes the step and notes it.
+// Close leaves the runner open.
+func (m *Meter) Close() error { return nil }
+
+// begin makes the meter an arm's.
+func (m *Meter) begin(t *Turn) {
+	m.Take()
+	m.turn, m.drawn = t, 0
+	if m.now = time.Now; t != nil {
+		m.now = t.Now
+	}
+}
+
+// Run computes the step when it is the arm's turn, and notes it.
 func (m *Meter) Run(ctx context.Context, step *backend.Step, want, out []int32, params []backend.Sampling) error {
+	m.turn.Step(m.drawn)
+	m.drawn += len(want)
 	begin := m.now()
 	err := m.Runner.Run(ctx, step, want, out, params)
 	s := Step{Begin: begin, Duration: m.now().Sub(begin), Rows: len(step.Rows), Tokens: len(step.Tokens), Drawn: len(want)}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
+	"slices"
 	"time"
 
 	"github.com/batchproof/batchproof/cuda"
@@ -16,18 +16,28 @@ import (
 	"github.com/batchproof/batchproof/scheduler"
 )
 
-// Stand is a model loaded and ready to be measured. Every arm runs on its one
-// engine: same weights, same buffers, same threads.
+// Stand is a model loaded and ready to be measured: one set of weights, buffers
+// and threads.
 type Stand struct {
 	Checkpoint *model.Checkpoint
 	Backend    backend.Backend
 	Engine     *engine.Engine
 	Meter      *Meter
+
+	net  engine.Runner
+	lone []part // for the arms that run one row, so that they can alternate with the others
+}
+
+// part is an engine with room of its own in the one model.
+type part struct {
+	engine *engine.Engine
+	meter  *Meter
 }
 
 // Shape is the room that a measurement needs.
 type Shape struct {
 	Rows       int // sequences alive at a time
+	Lone       int // further arms of one sequence each
 	Context    int // positions of one sequence
 	StepTokens int
 	BlockSize  int // positions in a KV block
@@ -55,27 +65,34 @@ func Open(opt *Options, checkpoint string, shape Shape) (_ *Stand, err error) {
 	if s.Backend, err = openBackend(opt); err != nil {
 		return s, err
 	}
-	blocks := shape.Rows * ((shape.Context + shape.BlockSize - 1) / shape.BlockSize)
 	// One more KV block a row than is filled: the watermark at admission must
 	// never decide what is measured.
-	blocks += shape.Rows
+	blocks := (shape.Context+shape.BlockSize-1)/shape.BlockSize + 1
+	rows := shape.Rows + shape.Lone
 	if opt.Backend == "cpu" {
-		if err := checkMemory(s.Checkpoint, shape.Rows, blocks, shape.BlockSize, availableMemory()); err != nil {
+		if err := checkMemory(s.Checkpoint, rows, rows*blocks, shape.BlockSize, availableMemory()); err != nil {
 			return s, err
 		}
 	}
-	net, err := model.Load(s.Checkpoint, s.Backend, model.Size{
-		Sequences: shape.Rows, Context: shape.Context, StepTokens: shape.StepTokens,
-		KVBlocks: blocks, KVBlockSize: shape.BlockSize,
+	s.net, err = model.Load(s.Checkpoint, s.Backend, model.Size{
+		Sequences: rows, Context: shape.Context, StepTokens: shape.StepTokens,
+		KVBlocks: rows * blocks, KVBlockSize: shape.BlockSize,
 	})
 	if err != nil {
 		return s, err
 	}
-	s.Meter = NewMeter(net, time.Now)
-	s.Engine = engine.NewWith(s.Meter, engine.Limits{
-		MaxSequences: shape.Rows, MaxContext: shape.Context, MaxStepTokens: shape.StepTokens,
-		Vocab: s.Checkpoint.Config.Vocab, KVBlockSize: shape.BlockSize, KVBlocks: blocks,
-	})
+	share := func(first, rows int) part {
+		meter := NewMeter(s.net, time.Now)
+		return part{meter: meter, engine: engine.NewPart(meter, engine.Limits{
+			MaxSequences: rows, MaxContext: shape.Context, MaxStepTokens: shape.StepTokens,
+			Vocab: s.Checkpoint.Config.Vocab, KVBlockSize: shape.BlockSize, KVBlocks: rows * blocks,
+		}, first, first*blocks)}
+	}
+	main := share(0, shape.Rows)
+	s.Engine, s.Meter = main.engine, main.meter
+	for i := range shape.Lone {
+		s.lone = append(s.lone, share(shape.Rows+i, 1))
+	}
 	return s, nil
 }
 
@@ -100,8 +117,8 @@ func openBackend(opt *Options) (backend.Backend, error) {
 // Close frees everything, the last opened first.
 func (s *Stand) Close() error {
 	var errs []error
-	if s.Engine != nil {
-		errs = append(errs, s.Engine.Close())
+	if s.net != nil {
+		errs = append(errs, s.net.Close())
 	}
 	if s.Backend != nil {
 		errs = append(errs, s.Backend.Close())
@@ -112,31 +129,34 @@ func (s *Stand) Close() error {
 	return errors.Join(errs...)
 }
 
-// Arm makes an arm that serves requests through the scheduler, after a garbage
-// collection: no arm pays for the other's garbage.
+// Arm makes an arm that serves requests through the scheduler. The arms of lone
+// rows have a part of the model to themselves, where the shape has one for them.
 func (s *Stand) Arm(name string, cfg scheduler.Config) Arm {
-	arm := SchedulerArm(name, s.Engine, s.Meter, cfg)
-	run := arm.Run
-	arm.Run = func(ctx context.Context, requests []scheduler.Request) (ArmOutcome, error) {
-		runtime.GC()
-		return run(ctx, requests)
+	at := part{s.Engine, s.Meter}
+	if i := slices.Index([]string{ArmSerial, ArmControl}, name); i >= 0 && i < len(s.lone) {
+		at = s.lone[i]
 	}
-	return arm
+	return SchedulerArm(name, at.engine, at.meter, cfg)
 }
 
 // SchedulerArm serves requests through a scheduler of its own for each run,
-// made before the clock starts and closed after it has stopped, so that two
-// arms can take turns on one engine.
+// made before the clock starts and closed after it has stopped. Two arms can
+// alternate if their engines and meters are not the same.
 func SchedulerArm(name string, eng *engine.Engine, meter *Meter, cfg scheduler.Config) Arm {
-	return Arm{Name: name, Run: func(ctx context.Context, requests []scheduler.Request) (o ArmOutcome, err error) {
-		cfg.QueueCapacity = len(requests)
+	return Arm{Name: name, Run: func(ctx context.Context, requests []scheduler.Request, turn *Turn) (o ArmOutcome, err error) {
+		want := 0
+		for i := range requests {
+			want += requests[i].MaxTokens
+		}
+		turn.Begin(want)
+		meter.begin(turn)
+		cfg.QueueCapacity, cfg.Now = len(requests), turn.Now
 		sched, err := scheduler.New(eng, cfg)
 		if err != nil {
 			return o, err
 		}
-		meter.Take()
 		o.Requests = make([]RequestOutcome, len(requests))
-		o.Begin = time.Now()
+		o.Begin = turn.Now()
 		tickets, err := sched.SubmitAll(ctx, requests)
 		if err != nil {
 			sched.Abort()
@@ -145,12 +165,15 @@ func SchedulerArm(name string, eng *engine.Engine, meter *Meter, cfg scheduler.C
 		for i, t := range tickets {
 			o.Requests[i].Result, o.Requests[i].Err = t.Wait()
 		}
-		o.End = time.Now()
+		o.End = turn.Now()
 		err = sched.Close(context.WithoutCancel(ctx))
 		o.PlanTime, o.Steps = sched.Metrics().PlanTime, meter.Take()
 		return o, err
 	}}
 }
+
+// loneArms is the number of arms of a criterion that run one row: serial and control.
+const loneArms = 2
 
 // Arms are the arms of a criterion: serial and batch, and a control where a
 // lone request makes it cheap; the other criteria of a session rest on it.

@@ -35,6 +35,7 @@ type Options struct {
 	Seed              uint64        `json:"seed"`
 	Results           string        `json:"results"`
 	AllowInconclusive bool          `json:"allow_inconclusive"`
+	Turns             string        `json:"turns"`   // TurnsStep or TurnsRun
 	Against           string        `json:"against"` // AgainstTarget or AgainstCeiling; "" is the first
 	Share             float64       `json:"share"`   // of the ceiling
 	Replay            string        `json:"-"`
@@ -65,6 +66,7 @@ func (o *Options) Register(fs *flag.FlagSet) {
 	fs.IntVar(&o.MaxBatchSize, "max-batch-size", 8, "rows of the batch arm")
 	fs.IntVar(&o.TokenBudget, "token-budget", 0, "tokens of one step, 0 for the default")
 	fs.IntVar(&o.Threads, "threads", 0, "threads of the cpu backend, 0 for all cores")
+	fs.StringVar(&o.Turns, "turns", TurnsStep, "how the arms of a block share the machine, `step|run`: they alternate from step to step, or run one after another")
 	fs.DurationVar(&o.TimeLimit, "time-limit", 0, "time in which the criteria end, decided or not, once each has its least blocks; 0 for none")
 	fs.Uint64Var(&o.Seed, "seed", 1, "seed of prompts, orders and random weights")
 	fs.StringVar(&o.Results, "results", "results", "`DIR` for results/<UTC time>/, relative to the module's root")
@@ -196,6 +198,9 @@ func (o *Options) Validate() error {
 		}
 	default:
 		bad("-backend %q: want cpu or cuda", o.Backend)
+	}
+	if o.Turns != TurnsStep && o.Turns != TurnsRun {
+		bad("-turns %q: want %s or %s", o.Turns, TurnsStep, TurnsRun)
 	}
 	switch o.Against {
 	case "", AgainstTarget:

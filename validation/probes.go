@@ -8,10 +8,11 @@ import (
 // Probes measure what the machine can do, in the session whose ratios they
 // explain. A nil probe is one that the backend does not offer.
 type Probes struct {
-	ReadBandwidth func() (float64, error)  // streaming reads, bytes/s
-	PeakFLOPs     func() (float64, error)  // multiply-adds count as two
-	Watchers      []Watcher                // of the machine's quiet
-	Busy          func(wait func()) string // see Machine.Busy
+	ReadBandwidth   func() (float64, error)  // streaming reads, bytes/s, the best of several
+	SampleBandwidth func() (float64, error)  // the same, one of them: quick
+	PeakFLOPs       func() (float64, error)  // multiply-adds count as two
+	Watchers        []Watcher                // of the machine's quiet
+	Busy            func(wait func()) string // see Machine.Busy
 }
 
 // ProbesOf finds the probes of a backend.
@@ -20,7 +21,12 @@ func ProbesOf(b backend.Backend) Probes {
 	if m, ok := b.(interface {
 		MeasureReadBandwidth() (bytesPerSecond float64, err error)
 	}); ok {
-		p.ReadBandwidth = m.MeasureReadBandwidth
+		p.ReadBandwidth, p.SampleBandwidth = m.MeasureReadBandwidth, m.MeasureReadBandwidth
+	}
+	if m, ok := b.(interface {
+		SampleReadBandwidth() (bytesPerSecond float64, err error)
+	}); ok {
+		p.SampleBandwidth = m.SampleReadBandwidth
 	}
 	if m, ok := b.(interface {
 		MeasurePeakFLOPs() (perSecond float64, err error)

@@ -1,6 +1,7 @@
 package validation
 
 import (
+	"slices"
 	"time"
 
 	"github.com/batchproof/batchproof/validation/stats"
@@ -8,7 +9,7 @@ import (
 )
 
 // SchemaVersion counts the incompatible changes of results.json.
-const SchemaVersion = 2
+const SchemaVersion = 3
 
 // Results is the content of results.json: everything a verdict rests on. All
 // instants of a run are nanoseconds since its arm began; all else has its unit
@@ -39,23 +40,24 @@ type SweepRecord struct {
 
 // Record holds the samples of one criterion.
 type Record struct {
-	Criterion     Criterion  `json:"criterion"`
-	PromptLength  int        `json:"prompt_length"`
-	MaxTokens     int        `json:"max_tokens"`
-	MaxBatchSize  int        `json:"max_batch_size"`
-	Seed          uint64     `json:"seed"`
-	Rules         Rules      `json:"rules"`
-	Warmups       int        `json:"warmups"`        // at least
-	Planned       int        `json:"planned_blocks"` // at most, disturbed ones not counted
-	Plan          stats.Plan `json:"plan"`           // without looks where no bound is possible
-	ControlPlan   stats.Plan `json:"control_plan"`
-	Roofline      *Roofline  `json:"roofline,omitempty"`
-	BestBandwidth float64    `json:"best_bandwidth_bytes_per_s,omitempty"` // probed earlier in the session
-	Control       *Control   `json:"session_control,omitempty"`            // of the session, for a criterion without a control arm
-	WarmupBlocks  []Block    `json:"warmup_blocks"`
-	Blocks        []Block    `json:"blocks"`            // as measured, disturbed ones included
-	TimeUp        bool       `json:"time_up,omitempty"` // ended by -time-limit
-	Problems      []Problem  `json:"problems,omitempty"`
+	Criterion    Criterion  `json:"criterion"`
+	PromptLength int        `json:"prompt_length"`
+	MaxTokens    int        `json:"max_tokens"`
+	MaxBatchSize int        `json:"max_batch_size"`
+	Seed         uint64     `json:"seed"`
+	Rules        Rules      `json:"rules"`
+	Turns        string     `json:"turns"`          // how the arms of a block shared the machine
+	Warmups      int        `json:"warmups"`        // at least
+	Planned      int        `json:"planned_blocks"` // at most, disturbed ones not counted
+	Plan         stats.Plan `json:"plan"`           // without looks where no bound is possible
+	ControlPlan  stats.Plan `json:"control_plan"`
+	Roofline     *Roofline  `json:"roofline,omitempty"`
+	Earlier      []float64  `json:"earlier_bandwidths_bytes_per_s,omitempty"` // of the blocks of the session before
+	Control      *Control   `json:"session_control,omitempty"`                // of the session, for a criterion without a control arm
+	WarmupBlocks []Block    `json:"warmup_blocks"`
+	Blocks       []Block    `json:"blocks"`            // as measured, disturbed ones included
+	TimeUp       bool       `json:"time_up,omitempty"` // ended by -time-limit
+	Problems     []Problem  `json:"problems,omitempty"`
 }
 
 // Control is what lone requests showed: the ratios to the serial arm of the
@@ -87,27 +89,54 @@ func (r *Record) Kept() []*Block {
 	return kept
 }
 
-// bandwidth is the best probe of the session so far: noise only lowers a probe,
-// and a ceiling is about what the machine can do. Where no block stands, its
-// probes are no evidence either. 0 if nothing was probed.
+// bandwidth is the rate at which the machine read memory between the turns of
+// the blocks that stand. 0 if nothing was probed.
 func (r *Record) bandwidth() float64 {
-	best := r.BestBandwidth
-	if len(r.Kept()) == 0 {
-		return best
+	var probes []float64
+	for _, b := range r.Kept() {
+		probes = append(probes, b.Probes...)
 	}
-	for i := range r.Blocks {
-		best = max(best, r.Blocks[i].ReadBandwidth)
+	return meanRate(probes)
+}
+
+// bandwidths are those of the single blocks that stand.
+func (r *Record) bandwidths() []float64 {
+	var rates []float64
+	for _, b := range r.Kept() {
+		if rate := meanRate(b.Probes); rate > 0 {
+			rates = append(rates, rate)
+		}
 	}
-	return best
+	return rates
+}
+
+// meanRate is the rate of probes of equal size taken together: all bytes over all
+// time, the slowest tenth of the time spans left out. 0 of none.
+func meanRate(rates []float64) float64 {
+	if len(rates) == 0 {
+		return 0
+	}
+	spans := make([]float64, len(rates))
+	for i, r := range rates {
+		spans[i] = 1 / r
+	}
+	return 1 / quietMean(spans)
+}
+
+// quietMean is the mean without the largest tenth: the time spans in which the
+// processor was taken away say nothing of the memory. NaN of none.
+func quietMean(spans []float64) float64 {
+	spans = slices.Sorted(slices.Values(spans))
+	return spread(spans[:len(spans)-len(spans)/10]).Avg
 }
 
 // Block is one interleaved measurement. It yields one ratio.
 type Block struct {
-	Index         int             `json:"index"` // from 0, its place in the plan of orders; a disturbed block is repeated at the same place
-	Started       time.Time       `json:"started"`
-	ReadBandwidth float64         `json:"read_bandwidth_bytes_per_s,omitempty"` // probed just before the arms; absent if it was not
-	Readings      []stats.Reading `json:"readings,omitempty"`                   // of disturbance, while the arms ran
-	Arms          []ArmRun        `json:"arms"`                                 // in the order in which they ran
+	Index    int             `json:"index"` // from 0, its place in the plan of orders; a disturbed block is repeated at the same place
+	Started  time.Time       `json:"started"`
+	Probes   []float64       `json:"probes_bytes_per_s,omitempty"` // read bandwidth between turns; absent if it was not probed
+	Readings []stats.Reading `json:"readings,omitempty"`           // of disturbance, while the arms ran
+	Arms     []ArmRun        `json:"arms"`                         // in the order of their first turns
 }
 
 // ArmRun is one arm's share of a block.

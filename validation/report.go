@@ -123,7 +123,7 @@ func (j *Judgement) rooflineText() string {
 	if !known(j.SerialShare) {
 		return "share of the serial arm unknown: bandwidth or model cost not measured"
 	}
-	return fmt.Sprintf("the serial arm reaches %.0f %%: %.0f MB a step in %s, against %.1f GB/s of streaming reads (best probe)",
+	return fmt.Sprintf("the serial arm reaches %.0f %%: %.0f MB a step in %s, against %.1f GB/s of streaming reads",
 		100*j.SerialShare, j.Record.Roofline.DecodeBytes/1e6, humanS(j.Serial.Gap), j.Bandwidth/1e9)
 }
 

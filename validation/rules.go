@@ -179,32 +179,37 @@ func serialSteps(r *Record, j *Judgement) stats.Check {
 }
 
 // serialFloor: the serial arm must be near what the memory allows. Both sides
-// are taken at their quietest, the fastest tenth of the gaps between tokens and
-// the best probe, so that noise cannot fail it, and a slow arm is slow even then.
+// are means over the same time, of the gaps between tokens and of the probes
+// between turns, so that a memory which others slow down slows both.
 func serialFloor(r *Record, j *Judgement) stats.Check {
-	c := stats.Check{Name: "serial arm's roofline", OK: true, Value: j.QuietShare, Limit: r.Rules.SerialFloor}
+	c := stats.Check{Name: "serial arm's roofline", OK: true, Value: j.SerialShare, Limit: r.Rules.SerialFloor}
 	if !known(c.Value) {
 		c.Value = 0
 		c.Reason = "not judged: bandwidth or model cost not measured"
 		return c
 	}
-	c.Reason = fmt.Sprintf("the serial arm reaches %.0f %% of the memory roofline at its quietest, at least %.0f %% are asked for", 100*c.Value, 100*c.Limit)
+	c.Reason = fmt.Sprintf("the serial arm reaches %.0f %% of the memory roofline, at least %.0f %% are asked for", 100*c.Value, 100*c.Limit)
 	if c.OK = c.Value >= c.Limit; !c.OK {
 		c.Reason += ": against so slow an arm any ratio is easy"
 	}
 	return c
 }
 
-// promptRepeat compares what the prompts of a block cost the arm that saw them
-// first with what they cost later arms. An engine that keeps prompts, in
-// whatever layer, makes the first dearer.
+// promptRepeat compares what a block's first prompt cost an arm that saw it first
+// with what it cost when another arm had seen it. An engine that keeps prompts,
+// in whatever layer, makes the first dearer. Only that prompt is surely computed
+// by all arms in the order of the block, and only an arm of one row shows its
+// time by itself.
 func promptRepeat(r *Record) stats.Check {
 	c := stats.Check{Name: "prompts forgotten", OK: true, Value: 1, Limit: r.Rules.RepeatFactor, Reason: "too few blocks to judge it"}
 	product, arms := 1.0, 0
 	for _, arm := range r.arms() {
+		if arm == ArmBatch && r.Criterion.Concurrent > 1 {
+			continue
+		}
 		var first, later []float64
 		for _, b := range r.Kept() {
-			cost := b.Run(arm).Steps.prefill()
+			cost := b.Run(arm).Steps.firstPrompt()
 			if b.Arms[0].Arm == arm {
 				first = append(first, cost)
 			} else {
@@ -227,12 +232,13 @@ func promptRepeat(r *Record) stats.Check {
 	return c
 }
 
-// prefill is the time of the steps with prompt chunks, in seconds.
-func (l *StepLog) prefill() float64 {
+// firstPrompt is the time of the steps before the first token was drawn, and of
+// the one that drew it, in seconds.
+func (l *StepLog) firstPrompt() float64 {
 	sum := int64(0)
 	for i, ns := range l.DurationNS {
-		if l.PromptRows[i] > 0 {
-			sum += ns
+		if sum += ns; l.Drawn[i] > 0 {
+			break
 		}
 	}
 	return seconds(sum)

@@ -16,8 +16,8 @@ func TestSchemaIsDocumented(t *testing.T) {
 	data, err := os.ReadFile("SCHEMA.md")
 	require.NoError(t, err)
 	doc := string(data)
-	require.Contains(t, doc, "# results.json, schema 2")
-	require.Equal(t, 2, SchemaVersion)
+	require.Contains(t, doc, "# results.json, schema 3")
+	require.Equal(t, 3, SchemaVersion)
 	seen := make(map[reflect.Type]bool)
 	fields := 0
 	var visit func(reflect.Type)

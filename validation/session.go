@@ -33,9 +33,9 @@ type Session struct {
 	name   string // and what was asked for
 	shape  Shape
 	probes Probes
-	peak   float64  // FLOP/s, the best measured
-	best   float64  // bandwidth in bytes/s, the best probed
-	lone   *Control // of this session, where no latency criterion has one
+	peak   float64   // FLOP/s, the best measured
+	speeds []float64 // bandwidths of the blocks so far
+	lone   *Control  // of this session, where no latency criterion has one
 
 	replayed *Results // instead of measuring
 }
@@ -96,7 +96,7 @@ func (s *Session) load(name string, shape Shape, out io.Writer) (err error) {
 		return err
 	}
 	s.stand, s.name, s.shape, s.probes = stand, name, shape, s.probesOf(stand.Backend)
-	s.peak, s.best, s.lone = 0, 0, nil
+	s.peak, s.speeds, s.lone = 0, nil, nil
 	s.results.Environment.Backend = stand.Backend.Describe()
 	s.store.WriteJSON("environment.json", &s.results.Environment, true)
 	s.keep()
@@ -136,7 +136,7 @@ func (s *Session) unload() error {
 func (s *Session) Measure(c Criterion, out io.Writer) (*Judgement, error) {
 	o := &s.Options
 	err := s.load(DefaultCheckpoint, Shape{
-		Rows: o.MaxBatchSize, Context: o.PromptLength + o.MaxTokens, StepTokens: o.Budget(), BlockSize: o.BlockSize,
+		Rows: o.MaxBatchSize, Lone: loneArms, Context: o.PromptLength + o.MaxTokens, StepTokens: o.Budget(), BlockSize: o.BlockSize,
 	}, out)
 	if err != nil {
 		return nil, err
@@ -166,7 +166,7 @@ func (s *Session) Measure(c Criterion, out io.Writer) (*Judgement, error) {
 		s.keep()
 	}
 	rec, err := x.Run(s.ctx)
-	s.best = max(s.best, rec.bandwidth())
+	s.speeds = append(s.speeds, rec.bandwidths()...)
 	s.results.Interrupted = s.ctx.Err() != nil
 	s.keep()
 	s.store.WriteFile("bench.txt", BenchLines(&s.results))
@@ -195,7 +195,7 @@ func (s *Session) experiment(c Criterion, maxTokens int, log io.Writer) (*Experi
 		Prompts:      NewPrompts(o.Seed, c.String(), o.PromptLength, config.Vocab, config.EOS),
 		PromptLength: o.PromptLength, MaxTokens: maxTokens, MaxBatchSize: o.MaxBatchSize,
 		Seed: o.Seed, Rules: rules, Watchers: s.probes.Watchers,
-		Roofline: roofline, Bandwidth: s.probes.ReadBandwidth, Best: s.best, Now: time.Now,
+		Turns: o.Turns, Roofline: roofline, Bandwidth: s.probes.SampleBandwidth, Earlier: slices.Clone(s.speeds), Now: time.Now,
 		Log: func(format string, args ...any) { fmt.Fprintf(log, format+"\n", args...) },
 	}, nil
 }
@@ -234,7 +234,7 @@ func (s *Session) control(out io.Writer) (*Control, error) {
 		s.keep()
 	}
 	rec, err := x.Run(s.ctx)
-	s.best = max(s.best, rec.bandwidth())
+	s.speeds = append(s.speeds, rec.bandwidths()...)
 	s.results.Control = rec
 	s.results.Interrupted = s.ctx.Err() != nil
 	s.keep()

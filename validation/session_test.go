@@ -31,9 +31,10 @@ func tinyOptions(t *testing.T) Options {
 func tinySession(ctx context.Context, opt Options, out io.Writer) *Session {
 	s := NewSession(ctx, opt, out)
 	s.probesOf = func(backend.Backend) Probes {
+		bandwidth := func() (float64, error) { return 10e9, nil }
 		return Probes{
-			ReadBandwidth: func() (float64, error) { return 10e9, nil },
-			PeakFLOPs:     func() (float64, error) { return 100e9, nil },
+			ReadBandwidth: bandwidth, SampleBandwidth: bandwidth,
+			PeakFLOPs: func() (float64, error) { return 100e9, nil },
 		}
 	}
 	// Steps of microseconds on a machine that also runs other tests.

@@ -56,9 +56,9 @@ func TestLoadRefuses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "results.json")
 	for text, want := range map[string]string{
 		"{":                         "unexpected end of JSON input",
-		"{}":                        "has schema 0, this code reads 2",
-		`{"schema":99}`:             "has schema 99, this code reads 2",
-		`{"schema":2,"criteria":3}`: "cannot unmarshal",
+		"{}":                        "has schema 0, this code reads 3",
+		`{"schema":99}`:             "has schema 99, this code reads 3",
+		`{"schema":3,"criteria":3}`: "cannot unmarshal",
 	} {
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		_, err := Load(path)

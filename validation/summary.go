@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/batchproof/batchproof/validation/stats"
-	"github.com/batchproof/batchproof/validation/sweep"
 )
 
 // Spread sums up samples.
@@ -31,8 +30,7 @@ type ArmSummary struct {
 	Latency, TTFT  Spread // of a request, seconds, waiting included
 	RequestsPerS   float64
 	TokensPerS     float64
-	Gap            float64 // median time between two tokens of a request, seconds
-	QuietGap       float64 // the same, what a tenth of them do not exceed
+	Gap            float64 // mean time between two tokens of a request, without the slowest tenth, seconds
 	Steps          int
 	Histogram      map[int]int // steps by number of rows
 	MeanRows       float64     // of the steps without prompt chunks
@@ -99,12 +97,7 @@ func Summarise(rec *Record, arm string) ArmSummary {
 	}
 	s.Latency, s.TTFT = spread(latency), spread(ttft)
 	s.RequestsPerS, s.TokensPerS = float64(requests)/s.Elapsed, float64(tokens)/s.Elapsed
-	s.Gap, s.DecodeStep, s.SchedulerCost = stats.Median(gaps), stats.Median(decode), stats.Median(between)
-	s.QuietGap = math.NaN()
-	if len(gaps) > 0 {
-		slices.Sort(gaps)
-		s.QuietGap = sweep.Percentile(gaps, 0.1)
-	}
+	s.Gap, s.DecodeStep, s.SchedulerCost = quietMean(gaps), stats.Median(decode), stats.Median(between)
 	s.PlanPerStep = plan / float64(s.Steps)
 	s.MeanRows = float64(decodeRows) / float64(s.DecodeSteps)
 	return s

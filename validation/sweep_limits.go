@@ -23,7 +23,6 @@ func (s *Session) sweepLimits() (*SweepLimits, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read bandwidth: %w", err)
 	}
-	s.best = max(s.best, bandwidth) // noise only lowers a probe
 	if s.probes.PeakFLOPs != nil {
 		peak, err := s.probes.PeakFLOPs()
 		if err != nil {
@@ -31,7 +30,7 @@ func (s *Session) sweepLimits() (*SweepLimits, error) {
 		}
 		s.peak = max(s.peak, peak)
 	}
-	l := &SweepLimits{ReadBandwidth: s.best, PeakFLOPs: s.peak}
+	l := &SweepLimits{ReadBandwidth: bandwidth, PeakFLOPs: s.peak}
 	cost := ModelCost(s.stand.Checkpoint)
 	for _, rows := range s.Options.Sizes {
 		l.Steps = append(l.Steps, work("decode", 1, rows, cost(rows, 1, s.Options.PromptLength+s.Options.NewTokens/2)))

@@ -26,6 +26,7 @@ type Backend struct {
 	linear     linearTask
 	embed      embedTask
 	sample     sampleTask
+	sampler    *probeTask  // nil until memory was sampled
 	packed     []float32   // the input of Linear, packed for the kernels
 	packedRows [][]float32 // the same for one worker, when that is cheaper than a barrier
 	tiles      [][]float32 // accumulators of each worker

@@ -23,11 +23,35 @@ const (
 	probeRounds = 1 << 17
 )
 
+// probeMemory is memory far larger than the caches.
+func probeMemory() int { return min(max(4*cpuid.CPU.Cache.L3, 256<<20), 1<<30) }
+
 // MeasureReadBandwidth streams through memory far larger than the caches with
 // all workers, and returns the best of several runs in bytes a second. The
 // backend must be idle.
 func (b *Backend) MeasureReadBandwidth() (bytesPerSecond float64, err error) {
-	return b.measureBandwidth(min(max(4*cpuid.CPU.Cache.L3, 256<<20), 1<<30))
+	return b.measureBandwidth(probeMemory())
+}
+
+// SampleReadBandwidth streams through such memory once, and returns the rate in
+// bytes a second. It keeps the memory until the backend is closed, so that only
+// the first call takes more than the time of the reads. The backend must be idle.
+func (b *Backend) SampleReadBandwidth() (bytesPerSecond float64, err error) {
+	t := b.sampler
+	if t == nil {
+		t = b.newProbe()
+		bytes := probeMemory()
+		p, err := b.mem.alloc(bytes)
+		if err != nil {
+			return 0, err
+		}
+		t.memory = unsafe.Slice((*byte)(p), bytes)
+		t.fill()
+		b.sampler = t
+	}
+	start := time.Now()
+	b.pool.run(t)
+	return float64(len(t.memory)/probeBytes*probeBytes) / max(time.Since(start), 1).Seconds(), nil
 }
 
 func (b *Backend) measureBandwidth(bytes int) (float64, error) {
@@ -38,9 +62,7 @@ func (b *Backend) measureBandwidth(bytes int) (float64, error) {
 	}
 	t := b.newProbe()
 	t.memory = unsafe.Slice((*byte)(p), bytes)
-	t.touch = true
-	b.pool.run(t)
-	t.touch = false
+	t.fill()
 	best := b.best(t)
 	return float64(bytes/probeBytes*probeBytes) / best.Seconds(), mem.close()
 }
@@ -64,6 +86,13 @@ func (b *Backend) measurePeak(rounds int) float64 {
 
 func (b *Backend) newProbe() *probeTask {
 	return &probeTask{b: b, sink: make([]uint32, b.pool.workers*lineBytes/4)}
+}
+
+// fill makes the system give the memory.
+func (t *probeTask) fill() {
+	t.touch = true
+	t.b.pool.run(t)
+	t.touch = false
 }
 
 func (b *Backend) best(t *probeTask) time.Duration {

@@ -13,6 +13,7 @@ var ErrExhausted = errors.New("out of KV blocks")
 // Pool hands out KV blocks of a fixed size. Not safe for concurrent use.
 type Pool struct {
 	blockSize int
+	first     int
 	total     int
 	free      []int32
 }
@@ -24,11 +25,12 @@ type Table struct {
 	Len    int // positions filled
 }
 
-// NewPool makes a pool of the given number of KV blocks, all free.
-func NewPool(blocks, blockSize int) *Pool {
-	p := &Pool{blockSize: blockSize, total: blocks, free: make([]int32, blocks)}
+// NewPool makes a pool of the given number of KV blocks from block first on,
+// all free.
+func NewPool(first, blocks, blockSize int) *Pool {
+	p := &Pool{blockSize: blockSize, first: first, total: blocks, free: make([]int32, blocks)}
 	for i := range p.free {
-		p.free[i] = int32(blocks - 1 - i) // block 0 is handed out first
+		p.free[i] = int32(first + blocks - 1 - i) // the first is handed out first
 	}
 	return p
 }
@@ -87,18 +89,18 @@ func (p *Pool) Release(t *Table) {
 func (p *Pool) Check(tables ...*Table) error {
 	owner := make([]int, p.total) // 0 unseen, 1 free, 2+i table i
 	for _, b := range p.free {
-		if owner[b] != 0 {
+		if owner[int(b)-p.first] != 0 {
 			return fmt.Errorf("KV block %d is free twice", b)
 		}
-		owner[b] = 1
+		owner[int(b)-p.first] = 1
 	}
 	used := 0
 	for i, t := range tables {
 		for _, b := range t.Blocks {
-			if owner[b] != 0 {
+			if owner[int(b)-p.first] != 0 {
 				return fmt.Errorf("KV block %d of table %d has another owner", b, i)
 			}
-			owner[b] = 2 + i
+			owner[int(b)-p.first] = 2 + i
 			used++
 		}
 		if t.Len > len(t.Blocks)*p.blockSize {

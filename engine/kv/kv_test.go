@@ -12,7 +12,7 @@ import (
 func TestPoolHistories(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		blockSize := rapid.IntRange(1, 5).Draw(t, "block size")
-		pool := NewPool(rapid.IntRange(0, 12).Draw(t, "blocks"), blockSize)
+		pool := NewPool(3, rapid.IntRange(0, 12).Draw(t, "blocks"), blockSize)
 		tables := make([]*Table, rapid.IntRange(1, 5).Draw(t, "sequences"))
 		for i := range tables {
 			tables[i] = new(Table)
@@ -50,7 +50,7 @@ func TestCheckCatches(t *testing.T) {
 		"overfull":       func(_ *Pool, a, _ *Table) { a.Len = 9 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := NewPool(6, 4)
+			p := NewPool(0, 6, 4)
 			var a, b Table
 			require.NoError(t, p.Reserve(&a, 8))
 			p.Advance(&a, 8)
@@ -63,7 +63,7 @@ func TestCheckCatches(t *testing.T) {
 }
 
 func TestMisusePanics(t *testing.T) {
-	p := NewPool(2, 4)
+	p := NewPool(0, 2, 4)
 	var a Table
 	require.NoError(t, p.Reserve(&a, 4))
 	require.Panics(t, func() { p.Advance(&a, 5) })
