@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/batchproof/batchproof/validation/report"
 	"github.com/batchproof/batchproof/validation/stats"
@@ -17,12 +18,16 @@ import (
 func (s *Store) writeReport(r *Results) {
 	v := View(r)
 	page, err := report.HTML(v)
-	if err != nil {
-		s.note("report.html", err)
-		return
+	if err == nil {
+		s.WriteFile("report.html", page)
 	}
-	s.WriteFile("report.html", page)
+	s.note("report.html", err)
 	s.WriteFile("summary.md", report.Markdown(v))
+	picture, err := report.Picture(v)
+	if picture != nil && err == nil {
+		s.WriteFile("ratios.svg", picture)
+	}
+	s.note("ratios.svg", err)
 }
 
 // View is what a report shows of results. It is a function of what is recorded
@@ -51,6 +56,8 @@ func View(r *Results) *report.View {
 		model = &r.Sweep.Model
 	case r.Serving != nil:
 		model = &r.Serving.Model
+	case r.Plan != nil:
+		model = &r.Plan.Model
 	}
 	if model != nil {
 		v.Model = model.text()
@@ -61,6 +68,9 @@ func View(r *Results) *report.View {
 	}
 	if r.Serving != nil && len(r.Serving.Runs) > 0 {
 		v.Serving = viewServing(r.Serving)
+	}
+	if r.Plan != nil {
+		v.Plan = viewPlan(r.Plan, r.Options.MaxBatchSize)
 	}
 	return v
 }
@@ -399,8 +409,9 @@ func viewServing(r *ServingRecord) *report.Serving {
 	for a, column := range r.Columns() {
 		l := column.Latencies
 		arm := report.ServingArm{
-			Arm: report.Arm{Name: column.Name}, Offered: column.Offered, Throughput: l.Throughput(), Goodput: l.Goodput(),
-			Share: float64(l.Met) / float64(l.Requests), TokensPerS: l.TokensPerSecond(),
+			Arm: report.Arm{Name: column.Name},
+			Rates: report.Rates{Offered: column.Offered, Throughput: l.Throughput(), Goodput: l.Goodput(),
+				Share: float64(l.Met) / float64(l.Requests), TokensPerS: l.TokensPerSecond()},
 		}
 		for i := range r.Runs {
 			run := &r.Runs[i].Arms[a]
@@ -412,4 +423,29 @@ func viewServing(r *ServingRecord) *report.Serving {
 		s.Arms = append(s.Arms, arm)
 	}
 	return s
+}
+
+// viewPlan shows a plan whose cost was fitted to steps of up to so many rows.
+func viewPlan(p *ServingPlan, fitted int) *report.Plan {
+	out := &report.Plan{
+		Model: p.Model.Name, Limits: sloText(p.SLO), Fitted: fitted,
+		Cost: fmt.Sprintf("%s and %s for each token, fitted to %d steps of up to %d rows", human(time.Duration(p.StepNS)), human(time.Duration(p.RowNS)), p.Steps, fitted),
+		Load: fmt.Sprintf("%d requests for each policy", p.Requests),
+	}
+	for i := range p.Sizes {
+		s := &p.Sizes[i]
+		figure := func(column string) float64 {
+			if v, ok := s.Figures[column]; ok {
+				return v
+			}
+			return math.NaN()
+		}
+		out.Sizes = append(out.Sizes, report.PlanSize{
+			Rows: s.MaxBatchSize, Name: string(s.Policy),
+			Rates: report.Rates{Offered: figure("offered_rps"), Throughput: figure("throughput_rps"), Goodput: figure("goodput_rps"),
+				Share: figure("slo_share"), TokensPerS: figure("tokens_per_s")},
+			TTFT50: figure("ttft_p50_ms") / 1e3, TTFT95: figure("ttft_p95_ms") / 1e3, TPOT95: figure("tpot_p95_ms") / 1e3,
+		})
+	}
+	return out
 }

@@ -3,6 +3,7 @@ package validation
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"math"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/batchproof/batchproof/scheduler/serving"
+	"github.com/batchproof/batchproof/testutil"
 	"github.com/batchproof/batchproof/validation/report"
 )
 
@@ -32,10 +35,14 @@ func TestReport(t *testing.T) {
 	s.results.Serving, err = scenario.Run(t.Context())
 	require.NoError(t, err)
 	s.results.Serving.Model = *s.results.Model
+	plan := &virtualPlan{cost: testutil.Cost{Step: 10 * ms, Row: ms}, load: scenario.Load, requests: 20, seed: 1}
+	s.results.Plan, err = plan.run([]int{2, 4}, serving.SLO{TTFT: time.Second}, 2, io.Discard)
+	require.NoError(t, err)
+	s.results.Plan.Model = *s.results.Model
 	require.NoError(t, s.Close())
 
 	page, summary := read(t, s.store.Dir, "report.html"), read(t, s.store.Dir, "summary.md")
-	for _, id := range []string{"ratios", "blocks", "missing", "step-times", "batch-sizes", "sweep", "blocking", "continuous", "serving", "ttft", "itl"} {
+	for _, id := range []string{"ratios", "blocks", "missing", "step-times", "batch-sizes", "sweep", "blocking", "continuous", "serving", "plan", "ttft", "itl"} {
 		require.Contains(t, page, `<figure id="`+id+`">`)
 	}
 	for _, want := range []string{"single-request latency", "throughput, 8 concurrent", "not measured", "random:qwen3.5-tiny", "4 tokens a request instead of 128"} {
@@ -64,6 +71,7 @@ func TestReport(t *testing.T) {
 	require.NotEqual(t, s.store.Dir, dir)
 	require.Equal(t, page, read(t, dir, "report.html"))
 	require.Equal(t, summary, read(t, dir, "summary.md"))
+	require.Equal(t, read(t, s.store.Dir, "ratios.svg"), read(t, dir, "ratios.svg"))
 	require.True(t, before == read(t, s.store.Dir, "results.json"), "what was recorded is left as it is")
 	r, err = Load(filepath.Join(dir, "results.json"))
 	require.NoError(t, err)

@@ -197,16 +197,63 @@ func serving(v *View) *figure {
 		ID: "serving", Title: "Serving: throughput and goodput",
 		Reading: "Open loop on " + s.Model + ": " + s.Load + ". The frame is the requests served in a second, the filled part those that met every limit (" + s.Limits + ").",
 		Label:   "Throughput and goodput of each way to serve the same arrivals",
-		Legend: []key{boxKey("frame", "throughput"), boxKey("batch fill", "goodput"),
-			keyOf("offered", func(d *drawing) { d.line("target", 13, 0, 13, 14) })},
-		Tables: []table{{Head: []string{"arm", "offered", "served", "goodput", "within the limits", "tok/s"}}},
+		Legend:  ratesLegend(),
+		Tables:  []table{{Head: []string{"arm", "offered", "served", "goodput", "within the limits", "tok/s"}}},
 	}
-	high := 0.0
+	lanes := make([]rateLane, len(s.Arms))
 	for i := range s.Arms {
 		a := &s.Arms[i]
 		f.Tables[0].Rows = append(f.Tables[0].Rows, []string{a.Name, digits(a.Offered, 3) + " req/s", digits(a.Throughput, 3) + " req/s",
 			digits(a.Goodput, 3) + " req/s", percent(a.Share, 1), digits(a.TokensPerS, 3)})
-		for _, x := range []float64{a.Offered, a.Throughput} {
+		lanes[i] = rateLane{a.Name, a.Rates}
+	}
+	return f.drawRates(lanes)
+}
+
+// plan is what a simulation says of sizes, beside those that were run.
+func plan(v *View) *figure {
+	p := v.Plan
+	if p == nil || len(p.Sizes) == 0 {
+		return nil
+	}
+	f := figure{
+		ID: "plan", Title: "The plan: larger sizes, simulated",
+		Reading: fmt.Sprintf("Not measured: the real scheduler over steps that cost what those of %s do (%s), %s. At each size every policy meets the same arrivals; limits %s.", p.Model, p.Cost, p.Load, p.Limits),
+		Label:   "Simulated throughput and goodput of each policy at each batch size",
+		Legend:  ratesLegend(),
+		Tables: []table{{Text: 1, Caption: "Percentiles are nearest-rank. What falls behind its arrivals waits the longer, the longer they last.",
+			Head: []string{"rows", "policy", "offered", "served", "goodput", "within the limits", "TTFT p50", "TTFT p95", "TPOT p95", "tok/s"}}},
+	}
+	var lanes []rateLane
+	for i := range p.Sizes {
+		s := &p.Sizes[i]
+		f.Tables[0].Rows = append(f.Tables[0].Rows, []string{fmt.Sprint(s.Rows), s.Name, digits(s.Offered, 3) + " req/s", digits(s.Throughput, 3) + " req/s",
+			digits(s.Goodput, 3) + " req/s", percent(s.Share, 1), duration(s.TTFT50), duration(s.TTFT95), duration(s.TPOT95), digits(s.TokensPerS, 3)})
+		name := fmt.Sprintf("%d rows, %s", s.Rows, s.Name)
+		if p.Fitted > 0 && s.Rows > p.Fitted {
+			name += ", extrapolated"
+		}
+		lanes = append(lanes, rateLane{name, s.Rates})
+	}
+	return f.drawRates(lanes)
+}
+
+// rateLane is one row of a picture of goodput within throughput.
+type rateLane struct {
+	name string
+	Rates
+}
+
+func ratesLegend() []key {
+	return []key{boxKey("frame", "throughput"), boxKey("batch fill", "goodput"),
+		keyOf("offered", func(d *drawing) { d.line("target", 13, 0, 13, 14) })}
+}
+
+// drawRates draws a lane for each. Nil if nothing is known.
+func (f figure) drawRates(lanes []rateLane) *figure {
+	high := 0.0
+	for _, r := range lanes {
+		for _, x := range []float64{r.Offered, r.Throughput} {
 			if known(x) {
 				high = max(high, x)
 			}
@@ -217,19 +264,18 @@ func serving(v *View) *figure {
 	}
 	return f.draw(func(d *drawing) {
 		x := scale{Hi: 1.05 * high, A: 2, B: d.W - 2}
-		for i := range s.Arms {
-			a := &s.Arms[i]
-			y := d.lane(i, a.Name, digits(a.Goodput, 3)+" of "+digits(a.Throughput, 3)+" req/s")
-			if known(a.Goodput) {
-				d.rect("batch fill", x.A, y-8, x.at(a.Goodput)-x.A, 16, "goodput "+digits(a.Goodput, 3))
+		for i, r := range lanes {
+			y := d.lane(i, r.name, digits(r.Goodput, 3)+" of "+digits(r.Throughput, 3)+" req/s")
+			if known(r.Goodput) {
+				d.rect("batch fill", x.A, y-8, x.at(r.Goodput)-x.A, 16, "goodput "+digits(r.Goodput, 3))
 			}
-			if known(a.Throughput) {
-				d.rect("frame", x.A, y-8, x.at(a.Throughput)-x.A, 16, "throughput "+digits(a.Throughput, 3))
+			if known(r.Throughput) {
+				d.rect("frame", x.A, y-8, x.at(r.Throughput)-x.A, 16, "throughput "+digits(r.Throughput, 3))
 			}
-			if known(a.Offered) {
-				d.line("target", x.at(a.Offered), y-9, x.at(a.Offered), y+11)
+			if known(r.Offered) {
+				d.line("target", x.at(r.Offered), y-9, x.at(r.Offered), y+11)
 			}
 		}
-		d.laneAxis(len(s.Arms), &x, tick, "requests a second")
+		d.laneAxis(len(lanes), &x, tick, "requests a second")
 	})
 }

@@ -59,7 +59,7 @@ func figures(v *View) []*figure {
 	none := func(*group) float64 { return nan }
 	all := []*figure{
 		ratios(v), blocks(v), missing(v), stepTimes(v), sizes(v),
-		sweepFigure(v), blocking(v), comparison(v), serving(v),
+		sweepFigure(v), blocking(v), comparison(v), serving(v), plan(v),
 		distributions(v, "ttft", "Time to first token, of each request", "From submission, waiting included.",
 			func(a *Arm) []float64 { return a.TTFT }, ttft),
 		distributions(v, "itl", "Time between tokens", "Every gap between two tokens of a request.",

@@ -20,7 +20,7 @@ var rewrite = flag.Bool("rewrite", false, "rewrite the reports in testdata with 
 // TestGolden: the same view, the same bytes.
 func TestGolden(t *testing.T) {
 	for name, data := range map[string][]byte{
-		"report.html": html(t, sample()), "summary.md": Markdown(sample()),
+		"report.html": html(t, sample()), "summary.md": Markdown(sample()), "ratios.svg": picture(t, sample()),
 		"empty.html": html(t, &View{}), "empty.md": Markdown(&View{}),
 	} {
 		file := filepath.Join("testdata", name)
@@ -40,8 +40,28 @@ func html(t *testing.T, v *View) []byte {
 	return data
 }
 
+func picture(t *testing.T, v *View) []byte {
+	t.Helper()
+	data, err := Picture(v)
+	require.NoError(t, err)
+	return data
+}
+
+// TestPicture: a file of its own is XML to the letter, fetches nothing and takes
+// hostile names for text. Without ratios there is none.
+func TestPicture(t *testing.T) {
+	require.Nil(t, picture(t, &View{}))
+	v := sample()
+	v.Model, v.Machine, v.Criteria[0].Name = "]]></style><script>", `"&<b>`, "</svg><script/>"
+	data := picture(t, v)
+	require.NoError(t, xml.Unmarshal(data, new(struct{})))
+	require.NotContains(t, string(data), "<script")
+	require.NotRegexp(t, `(?i)(href|src|url)[=(]|@import`, strings.ReplaceAll(string(data), "url(#waste)", ""))
+	require.NotContains(t, string(data), "NaN")
+}
+
 // allFigures in the order of the page.
-var allFigures = []string{"ratios", "blocks", "missing", "step-times", "batch-sizes", "sweep", "blocking", "continuous", "serving", "ttft", "itl"}
+var allFigures = []string{"ratios", "blocks", "missing", "step-times", "batch-sizes", "sweep", "blocking", "continuous", "serving", "plan", "ttft", "itl"}
 
 // TestFigures: with data each has shapes within its frame and numbers beneath.
 func TestFigures(t *testing.T) {
@@ -89,7 +109,7 @@ func TestNoEmptyFigures(t *testing.T) {
 	nan := math.NaN()
 	require.Empty(t, figures(&View{
 		Criteria: []Criterion{{Name: "x", Target: 2, Ratio: nan, Lower: nan, Upper: nan, Ceiling: nan}, {Name: "y", Verdict: invalid, Target: 2, Ratio: nan, Arms: []Arm{{Name: "serial"}}}},
-		Sweep:    &Sweep{}, Blocking: &Blocking{}, Comparison: &Comparison{}, Serving: &Serving{},
+		Sweep:    &Sweep{}, Blocking: &Blocking{}, Comparison: &Comparison{}, Serving: &Serving{}, Plan: &Plan{},
 	}))
 	for _, c := range []struct {
 		keep func(v, all *View)
@@ -100,6 +120,7 @@ func TestNoEmptyFigures(t *testing.T) {
 		{func(v, all *View) { v.Blocking = all.Blocking }, "blocking"},
 		{func(v, all *View) { v.Comparison = all.Comparison }, "continuous"},
 		{func(v, all *View) { v.Serving = all.Serving }, "batch-sizes serving ttft itl"},
+		{func(v, all *View) { v.Plan = all.Plan }, "plan"},
 		{func(v, all *View) { v.Criteria = all.Criteria[:1] }, "ratios blocks ttft itl"},
 		{func(v, all *View) { v.Criteria = all.Criteria[2:3] }, "ratios blocks missing batch-sizes ttft itl"},
 		{func(v, all *View) { v.Criteria = all.Criteria[4:] }, "blocks batch-sizes ttft itl"}, // no rule, nothing to stand against
@@ -127,6 +148,7 @@ func TestExtremes(t *testing.T) {
 	v.Sweep.Points, v.Sweep.Knee = []SweepPoint{{Rows: 1, StepMS: 1, MinMS: 1, P95MS: 1, Goodput: 1, Speedup: 1, Efficiency: 1, Ceiling: math.NaN()}}, 0
 	v.Blocking.Tokens = []int{1, 1}
 	v.Serving.Arms[0].Goodput, v.Serving.TTFT = math.NaN(), 0
+	v.Plan.Sizes[0].Goodput, v.Plan.Sizes[1].Throughput, v.Plan.Sizes[2].Offered, v.Plan.Sizes[3].TTFT95 = math.NaN(), math.NaN(), math.NaN(), math.Inf(1)
 	for _, f := range figures(v) {
 		for _, d := range []*drawing{f.Wide, f.Narrow} {
 			require.Less(t, len(d.Shapes), 2000, f.ID)
@@ -155,6 +177,7 @@ func TestHostileText(t *testing.T) {
 	v.StepTimes[0].Source, v.Sweep.Model, v.Blocking.Model = evil, evil, evil
 	v.Comparison.Metrics[0].Name = evil
 	v.Serving.Load, v.Serving.Limits, v.Serving.Model, v.Serving.Arms[0].Name = evil, evil, evil, evil
+	v.Plan.Model, v.Plan.Cost, v.Plan.Load, v.Plan.Limits, v.Plan.Sizes[0].Name = evil, evil, evil, evil, evil
 	page := string(html(t, v))
 	require.NotContains(t, page, "<script")
 	require.NotContains(t, page, "<img")

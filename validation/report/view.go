@@ -24,6 +24,7 @@ type View struct {
 	Blocking   *Blocking
 	Comparison *Comparison
 	Serving    *Serving
+	Plan       *Plan
 }
 
 // Fact is a name and what it stands for.
@@ -166,9 +167,30 @@ type Serving struct {
 // ServingArm is one way to serve arrivals.
 type ServingArm struct {
 	Arm
+	Rates
+}
+
+// Rates are what arrivals asked for and what became of them.
+type Rates struct {
 	Offered, Throughput, Goodput float64 // requests/s
 	Share                        float64 // of requests within all limits
 	TokensPerS                   float64
+}
+
+// Plan is what a simulation over fitted step costs says of sizes.
+type Plan struct {
+	Model, Cost  string // in words
+	Load, Limits string // "
+	Fitted       int    // rows up to which the cost was seen; 0: not known
+	Sizes        []PlanSize
+}
+
+// PlanSize is one policy at one size.
+type PlanSize struct {
+	Rows int
+	Name string // of the policy
+	Rates
+	TTFT50, TTFT95, TPOT95 float64 // seconds
 }
 
 func known(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

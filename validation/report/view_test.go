@@ -92,7 +92,7 @@ func sample() *View {
 	}}
 	v.Serving = &Serving{Load: "2 runs of 24 requests, Poisson arrivals at 1.5 requests/s", Limits: "TTFT ≤ 1 s", Model: "random:qwen3.5-mini", TTFT: 1}
 	for i, name := range []string{"serial", "static", "continuous", "whole prompts"} {
-		a := ServingArm{Arm: Arm{Name: name}, Offered: 1.5, Throughput: 0.6 + 0.25*float64(i), Goodput: 0.1 + 0.3*float64(i), Share: 0.2 + 0.2*float64(i), TokensPerS: 20 + 9*float64(i)}
+		a := ServingArm{Arm: Arm{Name: name}, Rates: Rates{Offered: 1.5, Throughput: 0.6 + 0.25*float64(i), Goodput: 0.1 + 0.3*float64(i), Share: 0.2 + 0.2*float64(i), TokensPerS: 20 + 9*float64(i)}}
 		for k := range 24 {
 			a.TTFT = append(a.TTFT, around(2/float64(i+1), 0.9))
 			a.Steps = append(a.Steps, Step{0.5 * float64(k), 0.4, 1 + (k*i)%8})
@@ -101,6 +101,15 @@ func sample() *View {
 			}
 		}
 		v.Serving.Arms = append(v.Serving.Arms, a)
+	}
+	v.Plan = &Plan{Model: v.Serving.Model, Cost: "8 ms and 1 ms for each token", Load: "1000 requests for each policy", Limits: "TTFT ≤ 1 s", Fitted: 8}
+	for i, rows := range []int{8, 64, 256} {
+		for k, name := range []string{"serial", "static", "continuous"} {
+			rate := 1.5 + 0.4*float64(i)
+			v.Plan.Sizes = append(v.Plan.Sizes, PlanSize{Rows: rows, Name: name,
+				Rates:  Rates{Offered: rate, Throughput: min(rate, 0.6+float64(k)), Goodput: 0.3 * float64(k), Share: 0.4 * float64(k), TokensPerS: 30},
+				TTFT50: 0.2, TTFT95: 90 / float64(1+20*k), TPOT95: 0.05})
+		}
 	}
 	return v
 }
