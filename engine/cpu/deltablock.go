@@ -104,8 +104,7 @@ func (t *deltaTask) packTokens(w *deltaWorker, keys []float32, first, tokens int
 }
 
 // advanceTokens runs tokens of a block, after the first ones, through one value
-// head: tile by tile, and token by token in each. Behind the head's state comes
-// what is fetched next.
+// head: tile by tile, and token by token in each.
 func (t *deltaTask) advanceTokens(w *deltaWorker, keys []float32, o *openHead, first, tokens int, state, v []float32, stride int) {
 	dims, b := t.s.dims, &w.block
 	if first == 0 {
@@ -125,18 +124,11 @@ func (t *deltaTask) advanceTokens(w *deltaWorker, keys []float32, o *openHead, f
 	}
 	for tile := range t.s.tiles {
 		at := tile * t.s.tileSize
-		s, next := &state[at], &state[at]
-		if at+t.s.tileSize < len(state) {
-			next = &state[at+t.s.tileSize]
-		}
+		s := &state[at]
 		d := o.d[tile*deltaBlock*deltaTile:][:deltaBlock*deltaTile]
 		for i := range tokens {
-			fetch := s
-			if i == tokens-1 {
-				fetch = next
-			}
 			t.k.token(&v[i*stride+tile*deltaTile], s, &w.k[i*dims], &w.q[i*dims], dims,
-				&d[0], &b.a[i*deltaBlock], &b.p[i*deltaBlock], first+i, rise[i], w.beta[i], fetch)
+				&d[0], &b.a[i*deltaBlock], &b.p[i*deltaBlock], first+i, rise[i], w.beta[i])
 		}
 		if isLast {
 			for i := range deltaBlock {
@@ -196,7 +188,7 @@ func matchGeneric(pairs, keys, k, q *float32, dims int) {
 	}
 }
 
-func tokenGeneric(v, s, k, q *float32, dims int, d, a, p *float32, earlier int, rise, beta float32, _ *float32) {
+func tokenGeneric(v, s, k, q *float32, dims int, d, a, p *float32, earlier int, rise, beta float32) {
 	type row = [deltaTile]float32
 	var kS, qS row
 	ks, qs := unsafe.Slice(k, dims), unsafe.Slice(q, dims)

@@ -4244,15 +4244,14 @@ dim:
 	VZEROUPPER
 	RET
 
-// func tokenAVX2(v *float32, s *float32, k *float32, q *float32, dims int, d *float32, a *float32, p *float32, earlier int, rise float32, beta float32, next *float32)
+// func tokenAVX2(v *float32, s *float32, k *float32, q *float32, dims int, d *float32, a *float32, p *float32, earlier int, rise float32, beta float32)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·tokenAVX2(SB), NOSPLIT, $0-88
+TEXT ·tokenAVX2(SB), NOSPLIT, $0-80
 	MOVQ  v+0(FP), AX
 	MOVQ  s+8(FP), CX
 	MOVQ  k+16(FP), DX
 	MOVQ  q+24(FP), BX
 	MOVQ  dims+32(FP), SI
-	MOVQ  next+80(FP), DI
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	VPXOR Y2, Y2, Y2
@@ -4263,8 +4262,8 @@ TEXT ·tokenAVX2(SB), NOSPLIT, $0-88
 	VPXOR Y7, Y7, Y7
 
 dim:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
 	VBROADCASTSS (DX), Y8
 	VBROADCASTSS (BX), Y9
 	VMOVUPS      (CX), Y10
@@ -4280,7 +4279,6 @@ dim:
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
 	ADDQ         $0x00000080, CX
-	ADDQ         $0x00000080, DI
 	ADDQ         $0x04, DX
 	ADDQ         $0x04, BX
 	DECQ         SI
@@ -6720,23 +6718,22 @@ dim:
 	VZEROUPPER
 	RET
 
-// func tokenAVX512(v *float32, s *float32, k *float32, q *float32, dims int, d *float32, a *float32, p *float32, earlier int, rise float32, beta float32, next *float32)
+// func tokenAVX512(v *float32, s *float32, k *float32, q *float32, dims int, d *float32, a *float32, p *float32, earlier int, rise float32, beta float32)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tokenAVX512(SB), NOSPLIT, $0-88
+TEXT ·tokenAVX512(SB), NOSPLIT, $0-80
 	MOVQ   v+0(FP), AX
 	MOVQ   s+8(FP), CX
 	MOVQ   k+16(FP), DX
 	MOVQ   q+24(FP), BX
 	MOVQ   dims+32(FP), SI
-	MOVQ   next+80(FP), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
 
 dim:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT0   4096(CX)
+	PREFETCHT0   4160(CX)
 	VBROADCASTSS (DX), Z4
 	VBROADCASTSS (BX), Z5
 	VMOVUPS      (CX), Z6
@@ -6746,7 +6743,6 @@ dim:
 	VFMADD231PS  Z4, Z6, Z2
 	VFMADD231PS  Z5, Z6, Z3
 	ADDQ         $0x00000080, CX
-	ADDQ         $0x00000080, DI
 	ADDQ         $0x04, DX
 	ADDQ         $0x04, BX
 	DECQ         SI

@@ -98,7 +98,7 @@ func TestMixerKernelsAreGeneric(t *testing.T) {
 		})
 		begun := randomFloats(rng, deltaTile*(1+deltaBlock)) // values, then d
 		same(fmt.Sprintf("token of %s after %d", name, first), begun, func(m *mixerKernels, x *float32) {
-			m.token(x, &s[0], &k[0], &q[0], dims, &unsafe.Slice(x, deltaTile+1)[deltaTile], &pairs[0], &pairs[square], first, 0.9, 0.7, &s[0])
+			m.token(x, &s[0], &k[0], &q[0], dims, &unsafe.Slice(x, deltaTile+1)[deltaTile], &pairs[0], &pairs[square], first, 0.9, 0.7)
 		})
 		stride := deltaTile * (1 + rng.IntN(3))
 		d := randomFloats(rng, deltaBlock*deltaTile)

@@ -18,6 +18,8 @@ const (
 	both  = 2 * block // rows: keys, then queries
 	// Each kernel of a state works on so many of its key dims at a time.
 	dimsAtOnce = 8
+	// How far the state is fetched ahead, in bytes.
+	fetch = 4096
 )
 
 // scaled adds the number at m times w to sum, for several w; sign −1 subtracts.
@@ -322,16 +324,16 @@ func match(isa simd.ISA) {
 
 // token is solve for one token, with its products with the tile s.
 func token(isa simd.ISA) {
-	text("token"+isa.Name, "func(v, s, k, q *float32, dims int, d, a, p *float32, earlier int, rise, beta float32, next *float32)")
+	text("token"+isa.Name, "func(v, s, k, q *float32, dims int, d, a, p *float32, earlier int, rise, beta float32)")
 	v, s, k, q := Load(Param("v"), GP64()), Load(Param("s"), GP64()), Load(Param("k"), GP64()), Load(Param("q"), GP64())
-	dims, next := Load(Param("dims"), GP64()), Load(Param("next"), GP64())
+	dims := Load(Param("dims"), GP64())
 	var kS, out []reg.VecVirtual
 	for range tile / isa.Lanes {
 		kS, out = append(kS, isa.Zero()), append(out, isa.Zero())
 	}
 	Label("dim")
 	for line := 0; line < 4*tile; line += 64 {
-		PREFETCHT0(Mem{Base: next, Disp: line})
+		PREFETCHT0(Mem{Base: s, Disp: fetch + line})
 	}
 	kr, qr := isa.Vec(), isa.Vec()
 	VBROADCASTSS(Mem{Base: k}, kr)
@@ -343,7 +345,6 @@ func token(isa simd.ISA) {
 		VFMADD231PS(qr, w, out[c])
 	}
 	ADDQ(U32(4*tile), s)
-	ADDQ(U32(4*tile), next)
 	ADDQ(Imm(4), k)
 	ADDQ(Imm(4), q)
 	DECQ(dims)
