@@ -23,18 +23,33 @@
 //
 // The serial arm runs one request at a time. The batch arm runs up to
 // -max-batch-size rows, and requests join and leave at any step. Both run on
-// one engine: same weights, buffers, threads and kernels. An arm gets a
-// scheduler of its own for each run, made before its clock starts, after a
-// garbage collection, and closed after its clock has stopped. Its requests are
-// submitted at once; its time is from then until the last result.
+// one model: same weights, buffers, threads and kernels, each with rows and KV
+// blocks of its own. An arm gets a scheduler of its own for each run, made before
+// its clock starts and closed after its clock has stopped; garbage is collected
+// before the block. Its requests are submitted at once; its time is from then
+// until the last result.
 //
 // # The unit of evidence
 //
 // Requests of one batch are correlated, so they are never counted singly. The
-// unit is the block: every arm runs once, one after another, over the same
-// requests, and the block yields one ratio. Blocks come in groups in which every
-// arm has every place once, in an order drawn from the seed, so drift of the
-// machine meets the arms alike.
+// unit is the block: every arm runs once over the same requests, and the block
+// yields one ratio.
+//
+// Within a block the arms take turns. At any moment one arm has the machine, with
+// all that happens between two of its steps, and the clocks of the others stand
+// still; before a step it hands over if another arm is behind it, by the share of
+// its tokens drawn. So eight steps of the serial arm alternate with one step of
+// eight rows, and whatever the machine does for longer than that, which on a
+// shared host is a factor of two for a second or two, meets the arms alike and
+// leaves the ratio. The turns follow from the tokens alone, never from a time.
+// What it costs an arm to come back after a handover (caches that the other arm
+// has used, a worker to wake) is on its own clock. -turns run has the arms run one
+// after another instead, as a machine that is quiet for minutes allows; there both
+// give the same ratios.
+//
+// Blocks come in groups in which every arm has every place once, in an order drawn
+// from the seed: the place in which it takes its first turn, and its turn where two
+// arms are equally far.
 //
 // Every request has its own prompt of random tokens. Both arms of a block get the
 // same prompts, because their tokens are compared; no prompt comes twice in a
@@ -78,17 +93,16 @@
 //     handicap, in every criterion of the session.
 //   - Serial arm's steps. A step of one row may not take more than 1.05 times a
 //     step of the batch arm, which does more.
-//   - Serial arm's roofline. The bytes that a decode step must move, over its time,
-//     over the bandwidth, must be at least 0.6. Probes are noisy, and noise only
-//     lowers them; steps are noisy, and noise only lengthens them. So the fastest
-//     tenth of the gaps between two tokens is held against the best probe: each
-//     side at its quietest. Noise cannot fail this, and an arm that is slow is slow
-//     even then. (Printed beside it is the share by the median gap, which is never
-//     larger.) A checkpoint that fits the caches is above 1 and passes; one so
-//     small that overhead decides fails, and should.
-//   - Prompts forgotten. The arm that sees a block's prompts first may not pay 1.5
-//     times what later arms pay for them: below the meter, too, nothing may
-//     remember a prompt.
+//   - Serial arm's roofline. The bytes that a decode step must move, over the mean
+//     gap between two tokens, over the bandwidth, must be at least 0.6. The
+//     bandwidth is probed between the turns of the same blocks, up to a twentieth of
+//     the time, so a memory that others slow down slows both sides. Of both, the
+//     slowest tenth is left out: the processor was taken away. A checkpoint that
+//     fits the caches is above 1 and passes; one so small that overhead decides
+//     fails, and should.
+//   - Prompts forgotten. The arm that sees a block's first prompt first may not pay
+//     1.5 times what it pays when another arm had it before: below the meter, too,
+//     nothing may remember a prompt.
 //
 // Of the session:
 //
@@ -131,6 +145,13 @@
 // so the bounds keep their error. What is not decided by then is INCONCLUSIVE and
 // says that the time was up; it is never a guess.
 //
+// A ratio can depend on how fast the memory is: where arithmetic bounds the batch
+// arm and reads bound the serial arm, slower reads make batching pay more. So a
+// verdict must hold at every speed that the session met. If the ratio, moved as
+// its ceiling moves, were on the other side of the target at the bandwidth of the
+// second fastest or second slowest block of the session so far, the verdict is
+// INCONCLUSIVE and names both speeds. This can only withhold a verdict.
+//
 // # The ceiling
 //
 // The model's shape tells the bytes and the arithmetic of every step; with the
@@ -140,13 +161,13 @@
 // batch arm's, its prompts all in one step. A target above the ceiling is
 // called unreachable on this machine, and is not passed for that.
 //
-// A ceiling is about what the machine can do, so the best probe of the session
-// counts, of bandwidth (probed between blocks) and of arithmetic (probed at the
-// start of each criterion). A higher bandwidth lowers the ceiling where arithmetic
+// The bandwidth is that of the blocks which the ratio comes from (see the serial
+// arm's roofline), the arithmetic peak the best probe of the session, taken at the
+// start of each criterion. A higher bandwidth lowers the ceiling where arithmetic
 // limits the batch arm, and leaves it where reads do. A ratio above the ceiling
-// tells that the serial arm is further from its floor than the batch arm is, or
-// that no probe met a quiet moment. The bound of a verdict does not cover the error
-// of the ceiling that -against ceiling multiplies.
+// tells that the serial arm is further from its floor than the batch arm is. The
+// bound of a verdict does not cover the error of the ceiling that -against ceiling
+// multiplies.
 //
 // # The missing ratio
 //
@@ -177,7 +198,8 @@
 // concurrent_throughput.txt (what was printed), results.json (every raw sample,
 // see [Results] and SCHEMA.md) and bench.txt (the same samples in Go benchmark format:
 // `go tool benchstat -col /mode bench.txt` compares the arms), for the serving
-// scenario serving.txt, serving.csv and serving_plan.txt. It is proven
+// scenario serving.txt, serving.csv and serving_plan.txt, and at the end
+// report.html and summary.md. It is proven
 // writable before anything is loaded, and written after every block, so that an
 // interrupted run keeps what it measured. A judgement is a function of the
 // record alone: -replay FILE judges recorded samples again, by the recorded rules
