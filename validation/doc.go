@@ -44,8 +44,8 @@
 // leaves the ratio. The turns follow from the tokens alone, never from a time.
 // What it costs an arm to come back after a handover (caches that the other arm
 // has used, a worker to wake) is on its own clock. -turns run has the arms run one
-// after another instead, as a machine that is quiet for minutes allows; there both
-// give the same ratios.
+// after another instead: a check of the method on a machine that is quiet for
+// minutes.
 //
 // Blocks come in groups in which every arm has every place once, in an order drawn
 // from the seed: the place in which it takes its first turn, and its turn where two
