@@ -11,6 +11,8 @@ RESULTS    ?= results
 FLAGS      ?=
 # The CUDA kernels are tested on a simulator wherever a C++ compiler is found.
 SIMULATOR  := $(if $(shell command -v g++ 2>/dev/null),-tags cudasim)
+# Lazy binding: the functions of NVML are there once its library is opened.
+CUDA       := -tags cuda -ldflags=-extldflags=-Wl,-z,lazy
 SUITE       = $(GO) test ./validation -count=1 -timeout 60m -v -backend cpu -checkpoint $(CHECKPOINT) -results $(RESULTS)
 
 .PHONY: help
@@ -105,7 +107,7 @@ kernels-check: ## the committed PTX is what the sources make; nothing spills
 .PHONY: validate-cuda
 validate-cuda: CHECKPOINT = random:qwen3.5-0.8b
 validate-cuda: ## assert the criteria on the GPU; fails without one (CHECKPOINT=DIR|random:NAME, FLAGS=...)
-	$(GO) test -tags cuda ./validation -count=1 -timeout 60m -v -backend cuda -checkpoint $(CHECKPOINT) -results $(RESULTS) \
+	$(GO) test $(CUDA) ./validation -count=1 -timeout 60m -v -backend cuda -checkpoint $(CHECKPOINT) -results $(RESULTS) \
 		-run '^(TestSingleRequestLatency|TestConcurrentThroughput)$$' $(FLAGS)
 
 .PHONY: cuda-bundle

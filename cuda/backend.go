@@ -16,6 +16,7 @@ import (
 
 	"github.com/batchproof/batchproof/cuda/driver"
 	"github.com/batchproof/batchproof/cuda/kernels"
+	"github.com/batchproof/batchproof/cuda/monitor"
 	"github.com/batchproof/batchproof/engine/backend"
 )
 
@@ -36,6 +37,7 @@ func Open(opt Options) (backend.Backend, error) {
 	if err != nil {
 		return nil, err // not a nil *Backend in an interface
 	}
+	b.watchDevice(monitor.Open(b.info.Bus))
 	return b, nil
 }
 
@@ -72,6 +74,8 @@ type Backend struct {
 	step     layout
 	graphs   [maxGraphWidth + 1]graph
 	sample   sampling
+	watch    *monitor.Watch // nil without NVML
+	note     string         // and why
 }
 
 var _ backend.Backend = (*Backend)(nil)
@@ -125,6 +129,10 @@ func (b *Backend) Close() error {
 	var errs []error
 	for i := range b.graphs {
 		errs = append(errs, b.graphs[i].drop(b.dev))
+	}
+	if b.watch != nil {
+		errs = append(errs, b.watch.Source.Close())
+		b.watch = nil
 	}
 	errs = append(errs, b.memory.close(b.dev), b.dev.Close())
 	b.dev = nil

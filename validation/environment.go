@@ -9,6 +9,8 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+
+	"github.com/batchproof/batchproof/engine/backend"
 )
 
 // Environment is what a measurement may depend on besides the code under test.
@@ -26,6 +28,7 @@ type Environment struct {
 	MemoryBytes int64             `json:"memory_bytes"`
 	Governor    string            `json:"cpu_governor,omitempty"`
 	Backend     string            `json:"backend"`                // as it describes itself, on a GPU with device and driver
+	Device      map[string]string `json:"device,omitempty"`       // of a GPU: see ReadDevice
 	Load        string            `json:"load_average,omitempty"` // when the run began
 	CommandLine []string          `json:"command_line"`
 }
@@ -49,6 +52,15 @@ func ReadEnvironment(root string) Environment {
 		CommandLine: os.Args,
 	}
 	return e
+}
+
+// ReadDevice asks a backend for itself and, if it has one, for its device: model,
+// driver, memory, clocks, power, what throttles it, other processes.
+func (e *Environment) ReadDevice(b backend.Backend) {
+	e.Backend, e.Device = b.Describe(), nil
+	if d, ok := b.(interface{ DeviceFacts() map[string]string }); ok {
+		e.Device = d.DeviceFacts()
+	}
 }
 
 // commit asks git; a bundle, which is no repository, has it in a file.

@@ -97,7 +97,7 @@ func (s *Session) load(name string, shape Shape, out io.Writer) (err error) {
 	}
 	s.stand, s.name, s.shape, s.probes = stand, name, shape, s.probesOf(stand.Backend)
 	s.peak, s.speeds, s.lone = 0, nil, nil
-	s.results.Environment.Backend = stand.Backend.Describe()
+	s.results.Environment.ReadDevice(stand.Backend)
 	s.store.WriteJSON("environment.json", &s.results.Environment, true)
 	s.keep()
 	defer s.look(out)

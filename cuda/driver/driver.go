@@ -40,10 +40,11 @@ type Graph uint64
 // Info describes a device.
 type Info struct {
 	Name           string
-	Driver         int // version that the driver supports, 12020 for CUDA 12.2
-	Major, Minor   int // compute capability
-	Processors     int // streaming multiprocessors
-	SharedPerBlock int // bytes that one block may ask for
+	Driver         int    // version that the driver supports, 12020 for CUDA 12.2
+	Major, Minor   int    // compute capability
+	Processors     int    // streaming multiprocessors
+	SharedPerBlock int    // bytes that one block may ask for
+	Bus            string // PCI address, such as 00000000:41:00.0; "" if there is none
 }
 
 func (i Info) String() string {

@@ -87,7 +87,7 @@ func use(d Device) error {
 func TestDriverCalls(t *testing.T) {
 	d, err := open(fakeLibrary(t), 0)
 	require.NoError(t, err)
-	require.Equal(t, Info{Name: "Fake 0", Driver: 12020, Major: 9, Processors: 132, SharedPerBlock: 232448}, d.Info())
+	require.Equal(t, Info{Name: "Fake 0", Driver: 12020, Major: 9, Processors: 132, SharedPerBlock: 232448, Bus: "00000001:41:00.0"}, d.Info())
 	require.NoError(t, use(d))
 	require.ErrorContains(t, d.Load("bad", []byte("nonsense")), "line 1: syntax error")
 	_, err = d.Kernel("absent")

@@ -182,6 +182,7 @@ func (d *device) connect(path string, ordinal int) error {
 		return err
 	}
 	d.info = Info{Name: C.GoString(&name[0]), Driver: int(version)}
+	var domain, bus, slot int
 	for _, a := range []struct {
 		attribute C.int
 		to        *int
@@ -190,6 +191,9 @@ func (d *device) connect(path string, ordinal int) error {
 		{C.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &d.info.Major},
 		{C.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &d.info.Minor},
 		{C.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &d.info.SharedPerBlock},
+		{C.CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, &domain},
+		{C.CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, &bus},
+		{C.CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, &slot},
 	} {
 		var v C.int
 		if err := d.check(C.attribute(d.lib, &v, a.attribute, d.ordinal), "cuDeviceGetAttribute"); err != nil {
@@ -197,6 +201,7 @@ func (d *device) connect(path string, ordinal int) error {
 		}
 		*a.to = int(v)
 	}
+	d.info.Bus = fmt.Sprintf("%08x:%02x:%02x.0", domain, bus, slot)
 	var context C.CUcontext
 	if err := d.memoryError(C.retain(d.lib, &context, d.ordinal), "cuDevicePrimaryCtxRetain"); err != nil {
 		return err

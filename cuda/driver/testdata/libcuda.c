@@ -54,7 +54,7 @@ CUresult cuGetErrorString(CUresult rc, const char **s) { *s = rc == 700 ? "an il
 CUresult cuDeviceGetCount(int *n) { ENTER(cuDeviceGetCount); *n = 1; return 0; }
 CUresult cuDeviceGet(CUdevice *d, int i) { ENTER(cuDeviceGet); *d = i; return 0; }
 CUresult cuDeviceGetName(char *s, int n, CUdevice d) { ENTER(cuDeviceGetName); snprintf(s, n, "Fake %d", d); return 0; }
-CUresult cuDeviceGetAttribute(int *v, int a, CUdevice d) { ENTER(cuDeviceGetAttribute); *v = a == 75 ? 9 : a == 76 ? 0 : a == 16 ? 132 : 232448; return d; }
+CUresult cuDeviceGetAttribute(int *v, int a, CUdevice d) { ENTER(cuDeviceGetAttribute); *v = a == 75 ? 9 : a == 76 || a == 34 ? 0 : a == 16 ? 132 : a == 33 ? 0x41 : a == 50 ? 1 : 232448; return d; }
 CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d) { ENTER(cuDevicePrimaryCtxRetain); live++; *c = (CUcontext)&live; return d; }
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) { ENTER(cuDevicePrimaryCtxRelease_v2); live--; return live ? 999 : d; }
 CUresult cuCtxSetCurrent(CUcontext c) { ENTER(cuCtxSetCurrent); (void)c; return 0; }
