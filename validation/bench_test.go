@@ -23,7 +23,8 @@ var benchmark *benchStand
 // benchStand is a model to run benchmarks on.
 type benchStand struct {
 	*Stand
-	opt Options
+	opt  Options
+	turn *Turn // of this process, if it alternates with another
 }
 
 // benchmarksRun says whether -bench was given.
@@ -47,7 +48,7 @@ func openBench(opt Options) (*benchStand, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &benchStand{stand, opt}, nil
+	return &benchStand{Stand: stand, opt: opt}, nil
 }
 
 // printConfig writes the lines that tell benchstat what was measured.
@@ -82,7 +83,7 @@ func (s *benchStand) generate(b *testing.B, mode string, n int) {
 	for b.Loop() {
 		requests := x.requests()
 		runtime.GC() // outside of the arm's own time
-		o, err := arm.Run(b.Context(), requests, nil)
+		o, err := arm.Run(b.Context(), requests, s.turn)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -108,6 +109,7 @@ func BenchmarkDecodeStep(b *testing.B) {
 
 func (s *benchStand) decodeStep(b *testing.B, rows int) {
 	// Contexts are those of the criteria: when the rows are full, they begin anew.
+	s.Meter.begin(s.turn)
 	var batch *Rows
 	begin := func() {
 		if batch != nil {
@@ -128,13 +130,14 @@ func (s *benchStand) decodeStep(b *testing.B, rows int) {
 			begin()
 			b.StartTimer()
 		}
-		start := time.Now()
+		start := s.turn.Now()
 		if err := batch.Step(b.Context()); err != nil {
 			b.Fatal(err)
 		}
-		elapsed += time.Since(start)
+		elapsed += s.turn.Now().Sub(start)
 	}
 	batch.Close()
+	b.ReportMetric(1e9*elapsed.Seconds()/float64(b.N), "ns/op") // without the turns of others
 	b.ReportMetric(float64(rows)*float64(b.N)/elapsed.Seconds(), "tok/s")
 	b.ReportMetric(1e3*elapsed.Seconds()/float64(b.N), "step-ms")
 }
@@ -155,7 +158,7 @@ func (s *benchStand) blocking(b *testing.B, p scheduler.Policy) {
 	for b.Loop() {
 		requests := blockingRequests(prompts, rows, s.opt.LongTokens, s.opt.ShortTokens)
 		runtime.GC() // outside of the arm's own time
-		o, err := arm.Run(b.Context(), requests, nil)
+		o, err := arm.Run(b.Context(), requests, s.turn)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -186,21 +189,23 @@ func BenchmarkPrefill(b *testing.B) {
 }
 
 func (s *benchStand) prefill(b *testing.B, tokens int) {
+	s.Meter.begin(s.turn)
 	var elapsed time.Duration
 	step := func() {
 		batch := s.rows(b, 1, tokens)
 		defer batch.Close()
-		start := time.Now()
+		start := s.turn.Now()
 		if err := batch.Step(b.Context()); err != nil {
 			b.Fatal(err)
 		}
-		elapsed += time.Since(start)
+		elapsed += s.turn.Now().Sub(start)
 	}
 	step() // warms the shape
 	elapsed = 0
 	for b.Loop() {
 		step()
 	}
+	b.ReportMetric(1e9*elapsed.Seconds()/float64(b.N), "ns/op") // without the turns of others
 	b.ReportMetric(float64(tokens)*float64(b.N)/elapsed.Seconds(), "tok/s")
 	b.ReportMetric(1e3*elapsed.Seconds()/float64(b.N), "TTFT-ms")
 }

@@ -29,11 +29,15 @@ func TestMain(m *testing.M) {
 	defer cancel()
 	session = NewSession(ctx, opt, os.Stdout)
 	if benchmarksRun() {
-		var err error
-		if benchmark, err = openBench(opt); err != nil {
+		turn, err := peerFromEnvironment()
+		if err == nil {
+			benchmark, err = openBench(opt)
+		}
+		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
+		benchmark.turn = turn
 		benchmark.printConfig(os.Stdout)
 	}
 	code := m.Run()

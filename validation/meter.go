@@ -48,7 +48,9 @@ func (m *Meter) begin(t *Turn) {
 
 // Run computes the step when it is the arm's turn, and notes it.
 func (m *Meter) Run(ctx context.Context, step *backend.Step, want, out []int32, params []backend.Sampling) error {
-	m.turn.Step(m.drawn)
+	if err := m.turn.Step(m.drawn); err != nil {
+		return err
+	}
 	m.drawn += len(want)
 	begin := m.now()
 	err := m.Runner.Run(ctx, step, want, out, params)

@@ -40,6 +40,7 @@ func (s *benchStand) servingName(arm ServingArm) string {
 // serving is the scenario of the benchmarks, with rate and limits chosen.
 func (s *benchStand) serving(ctx context.Context) (*Scenario, *ServingRecord, error) {
 	o := &s.opt
+	s.Meter.begin(nil) // requests arrive by the clock of the machine: no turns within
 	x := &Scenario{
 		Load: o.load(s.Checkpoint.Config.Vocab), SLO: o.SLO, Rows: o.MaxBatchSize,
 		Arms: ServingArms(o.MaxBatchSize, o.TokenBudget, 0), Runs: 1, Seed: o.Seed,

@@ -31,6 +31,7 @@ type turns struct {
 // an arm that has the machine to itself.
 type Turn struct {
 	turns       *turns
+	peer        *peer         // another process to alternate with, instead of other arms
 	granted     chan struct{} // holds one
 	begun       bool
 	drawn, want int          // tokens
@@ -80,7 +81,7 @@ func (s *turns) due() *Turn {
 // Begin waits for the arm's first turn; it will draw that many tokens. Within a
 // turn it only says how many.
 func (t *Turn) Begin(want int) {
-	if t == nil {
+	if t == nil || t.peer != nil {
 		return
 	}
 	s := t.turns
@@ -95,17 +96,23 @@ func (t *Turn) Begin(want int) {
 }
 
 // Step is called before each step, with the tokens drawn so far. It returns when
-// the arm may go on.
-func (t *Turn) Step(drawn int) {
+// the arm may go on, with an error if it never will.
+func (t *Turn) Step(drawn int) error {
 	if t == nil {
-		return
+		return nil
+	}
+	if t.peer != nil {
+		begin := time.Now()
+		err := t.peer.alternate()
+		t.waited.Add(int64(time.Since(begin)))
+		return err
 	}
 	s := t.turns
 	s.mu.Lock()
 	t.drawn = drawn
 	if s.due() == t {
 		s.mu.Unlock()
-		return
+		return nil
 	}
 	s.holder = nil
 	s.mu.Unlock()
@@ -113,11 +120,12 @@ func (t *Turn) Step(drawn int) {
 	s.change()
 	<-t.granted
 	t.waited.Add(int64(s.now().Sub(begin)))
+	return nil
 }
 
 // End gives the turn up for good. Ending twice is harmless.
 func (t *Turn) End() {
-	if t == nil {
+	if t == nil || t.peer != nil {
 		return
 	}
 	s := t.turns
@@ -142,6 +150,9 @@ func (t *Turn) End() {
 func (t *Turn) Now() time.Time {
 	if t == nil {
 		return time.Now()
+	}
+	if t.peer != nil {
+		return time.Now().Add(-time.Duration(t.waited.Load()))
 	}
 	return t.turns.now().Add(-time.Duration(t.waited.Load()))
 }

@@ -27,7 +27,7 @@ func turnsTaken(whole bool, want int, perStep ...int) string {
 			defer claims[i].End()
 			claims[i].Begin(want)
 			for drawn := 0; drawn < want; drawn += n {
-				claims[i].Step(drawn)
+				_ = claims[i].Step(drawn)
 				ran.WriteByte(byte('A' + i))
 			}
 		}()
@@ -75,7 +75,7 @@ func TestTurnClock(t *testing.T) {
 				claims[i].Begin(5)
 				start := claims[i].Now()
 				for drawn := range 5 {
-					claims[i].Step(drawn)
+					_ = claims[i].Step(drawn)
 					time.Sleep(step)
 				}
 				took[i] = claims[i].Now().Sub(start)
@@ -99,11 +99,11 @@ func TestTurnIsPassedOn(t *testing.T) {
 	claims[0].End() // holds it, and never began
 	claims[0].End()
 	claims[2].Begin(1)
-	claims[2].Step(0)
+	require.NoError(t, claims[2].Step(0))
 	claims[2].End()
 	var none *Turn
 	none.Begin(3)
-	none.Step(1)
+	require.NoError(t, none.Step(1))
 	none.End()
 	require.WithinDuration(t, time.Now(), none.Now(), time.Minute)
 }
