@@ -172,6 +172,8 @@ const (
 	kMerge
 	kDeltaConv
 	kDeltaRule
+	kDeltaPrepare
+	kDeltaChunks
 	kDeltaNorm
 	kArgmaxShares
 	kArgmaxMerge
@@ -185,6 +187,6 @@ var kernelNames = [kernelCount]string{
 	"linear_prefill", "linear_f32",
 	"attention_prepare_bf16", "attention_prepare_f32", "attention_walk_bf16", "attention_walk_f32",
 	"attention_splits_bf16", "attention_splits_f32", "attention_merge",
-	"delta_conv", "delta_rule", "delta_norm",
+	"delta_conv", "delta_rule", "delta_prepare", "delta_chunks", "delta_norm",
 	"argmax_shares", "argmax_merge",
 }

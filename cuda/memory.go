@@ -24,6 +24,7 @@ type memory struct {
 	workspace driver.Ptr // of one op: packed inputs, partial results
 	workBytes int64
 	extra     int64 // of the workspace, beyond the largest buffer
+	perToken  int64 // least bytes of the workspace for each token of a step
 }
 
 const stagingBytes = 1 << 20
@@ -146,27 +147,36 @@ func (b *Backend) NewBuffer(tokens, width int) (backend.Buffer, error) {
 	if err != nil {
 		return nil, err
 	}
-	up := func(n, of int) int64 { return int64((n + of - 1) / of * of) }
-	if need := up(tokens, 8)*up(width, 16)*4 + b.memory.extra; need > b.memory.workBytes {
-		if err := b.flush(false); err != nil {
-			return nil, err
-		}
-		if err := b.memory.release(b.dev, b.memory.workspace); err != nil {
-			return nil, b.fail(err)
-		}
-		b.memory.workBytes, b.memory.workspace = 0, 0
-		if b.memory.workspace, err = b.alloc("the workspace", need, false); err != nil {
-			return nil, err
-		}
-		b.memory.workBytes = need
-	}
 	if err := b.growStep(tokens, 0); err != nil {
+		return nil, err
+	}
+	up := func(n, of int) int64 { return int64((n + of - 1) / of * of) }
+	if err := b.growWorkspace(up(tokens, 8)*up(width, 16)*4 + b.memory.extra); err != nil {
 		return nil, err
 	}
 	if err := b.growSample(tokens, width); err != nil {
 		return nil, err
 	}
 	return &buffer{tokens: tokens, width: width, ptr: p}, nil
+}
+
+// growWorkspace makes room for what an op needs, and for the steps' tokens.
+func (b *Backend) growWorkspace(need int64) (err error) {
+	m := &b.memory
+	if need = max(need, m.perToken*int64(b.step.maxTokens)); need <= m.workBytes {
+		return nil
+	}
+	if err := b.flush(false); err != nil {
+		return err
+	}
+	if err := m.release(b.dev, m.workspace); err != nil {
+		return b.fail(err)
+	}
+	m.workBytes, m.workspace = 0, 0
+	if m.workspace, err = b.alloc("the workspace", need, false); err == nil {
+		m.workBytes = need
+	}
+	return err
 }
 
 type kvCache struct {
@@ -223,8 +233,11 @@ func (b *Backend) NewDeltaState(s backend.DeltaSpec) (backend.DeltaState, error)
 	if st.s, err = b.alloc("the recurrent state", st.sSlot*int64(s.Slots)*4, true); err != nil {
 		return nil, err
 	}
-	st.conv, err = b.alloc("the convolution state", st.convLen*int64(s.Slots)*4, true)
-	return st, err
+	if st.conv, err = b.alloc("the convolution state", st.convLen*int64(s.Slots)*4, true); err != nil {
+		return nil, err
+	}
+	b.memory.perToken = max(b.memory.perToken, int64(deltaSpaceOf(s).floats())*4)
+	return st, b.growWorkspace(0)
 }
 
 // ResetSlot zeroes one slot in all layers.

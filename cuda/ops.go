@@ -176,7 +176,27 @@ func (b *Backend) Attention(dst, qkv backend.Buffer, a *backend.Attention, cache
 		ptr(d.ptr), i32(d.width), ptr(in.ptr), i32(in.width), ptr(partial), ptr(sums), i32(a.Heads), i32(hd), flag(a.Gated), i32(maxSplits), positions, 0)
 }
 
-// GatedDelta walks the tokens of each row: convolution, rule, norm.
+// deltaChunk is the number of tokens that the gated delta rule takes at once,
+// as in kernels/delta_chunks.cu.
+const deltaChunk = 32
+
+// deltaSpace is what GatedDelta needs of the workspace for each token, in
+// floats: the convolution, and what kernels/delta_chunks.cu prepares.
+type deltaSpace struct{ conv, keys, solved, decays int }
+
+func deltaSpaceOf(s backend.DeltaSpec) deltaSpace {
+	return deltaSpace{
+		conv:   ceil(s.ConvDim(), 4) * 4,
+		keys:   3 * s.KeyHeads * ceil(s.KeyDim, 64) * 64,
+		solved: 2 * s.ValueHeads * deltaChunk,
+		decays: 2 * s.ValueHeads,
+	}
+}
+
+func (d deltaSpace) floats() int { return d.conv + d.keys + d.solved + d.decays }
+
+// GatedDelta is convolution, rule and norm; the rule takes the tokens of prompt
+// rows by chunks, as far as whole ones reach, and others one by one.
 func (b *Backend) GatedDelta(dst, proj backend.Buffer, g *backend.GatedDelta, state backend.DeltaState) {
 	d, in, st := dst.(*buffer), proj.(*buffer), state.(*deltaState)
 	sp, l := st.spec, &b.step
@@ -188,17 +208,33 @@ func (b *Backend) GatedDelta(dst, proj backend.Buffer, g *backend.GatedDelta, st
 		broken("gated delta layer %d over %+v", g.Layer, sp)
 	}
 	weight, eps, offset := b.norm(&g.Norm, sp.ValueDim)
-	first, count, slot := ptr(l.array(aRowFirst)), ptr(l.array(aRowCount)), ptr(l.array(aRowSlot))
+	first, count, chunked, slot := ptr(l.array(aRowFirst)), ptr(l.array(aRowCount)), ptr(l.array(aRowChunked)), ptr(l.array(aRowSlot))
+	space, at := deltaSpaceOf(sp), func(p driver.Ptr, floats int) driver.Ptr { return p.At(int64(l.tokens) * int64(floats) * 4) }
 	conv := b.memory.workspace
+	keys := at(conv, space.conv)
+	solved := at(keys, space.keys)
+	decays := at(solved, space.solved)
 	convState := st.conv.At(int64(g.Layer) * int64(channels*(sp.ConvWidth-1)) * 4)
 	s := st.s.At(int64(g.Layer) * int64(sp.ValueHeads*sp.KeyDim*sp.ValueDim) * 4)
 
 	b.launch(kDeltaConv, dim(ceil(channels, 256), l.rows, 1), 256, 0,
 		ptr(conv), ptr(in.ptr), i32(in.width), ptr(g.Conv.(*vector).ptr), ptr(convState), i64(st.convLen), i32(channels), i32(sp.ConvWidth),
 		first, count, slot)
-	b.launch(kDeltaRule, dim(ceil(sp.ValueDim, 32), sp.ValueHeads, l.rows), 128, 0,
-		ptr(d.ptr), i32(d.width), ptr(conv), ptr(in.ptr), i32(in.width), ptr(g.ALog.(*vector).ptr), ptr(g.DTBias.(*vector).ptr),
-		ptr(s), i64(st.sSlot), i32(sp.KeyHeads), i32(sp.ValueHeads), i32(sp.KeyDim), i32(sp.ValueDim), first, count, slot)
+	aLog, bias := ptr(g.ALog.(*vector).ptr), ptr(g.DTBias.(*vector).ptr)
+	if l.chunked > 0 {
+		rows := ptr(l.promptRows())
+		b.launch(kDeltaPrepare, dim(l.widest/deltaChunk, sp.KeyHeads, l.prompts), 128, 0,
+			ptr(keys), ptr(solved), ptr(decays), ptr(conv), ptr(in.ptr), i32(in.width), aLog, bias,
+			i32(sp.KeyHeads), i32(sp.ValueHeads), i32(sp.KeyDim), i32(sp.ValueDim), rows, first, chunked)
+		b.launch(kDeltaChunks, dim(ceil(sp.ValueDim, 64), sp.ValueHeads, l.prompts), 128, 0,
+			ptr(d.ptr), i32(d.width), ptr(conv), ptr(keys), ptr(solved), ptr(decays), ptr(s), i64(st.sSlot),
+			i32(sp.KeyHeads), i32(sp.ValueHeads), i32(sp.KeyDim), i32(sp.ValueDim), rows, first, chunked, slot)
+	}
+	if l.chunked < l.tokens {
+		b.launch(kDeltaRule, dim(ceil(sp.ValueDim, 32), sp.ValueHeads, l.rows), 128, 0,
+			ptr(d.ptr), i32(d.width), ptr(conv), ptr(in.ptr), i32(in.width), aLog, bias,
+			ptr(s), i64(st.sSlot), i32(sp.KeyHeads), i32(sp.ValueHeads), i32(sp.KeyDim), i32(sp.ValueDim), first, count, chunked, slot)
+	}
 	b.launch(kDeltaNorm, dim(l.tokens, ceil(sp.ValueHeads, 8), 1), 256, 0,
 		ptr(d.ptr), i32(d.width), ptr(in.ptr), i32(in.width), i32(channels), ptr(weight), f32(eps), f32(offset), i32(sp.ValueHeads), i32(sp.ValueDim))
 }

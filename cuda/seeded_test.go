@@ -207,21 +207,12 @@ var probes = map[string]func(p *probe){
 		}
 	},
 	"delta": func(p *probe) {
-		spec := backend.DeltaSpec{Layers: 2, Slots: 3, KeyHeads: 2, ValueHeads: 4, KeyDim: 18, ValueDim: 40, ConvWidth: 4}
-		state := must(p.b.NewDeltaState(spec))
-		g := &backend.GatedDelta{
-			Layer: 1, Conv: p.vector(spec.ConvDim() * 4), ALog: p.vector(4), DTBias: p.vector(4),
-			Norm: backend.Norm{Weight: p.vector(40), Eps: 1e-6},
-		}
-		src, dst := p.buffer(12, spec.ProjDim()), must(p.b.NewBuffer(12, 160))
-		p.b.ResetSlot(state, 0)
-		p.b.ResetSlot(state, 2)
-		for range 2 {
-			p.b.Begin(&backend.Step{Tokens: make([]int32, 12), Rows: []backend.Row{
-				{Count: 1, Slot: 2}, {First: 1, Count: 11, Slot: 0, Prompt: true}}})
-			p.b.GatedDelta(dst, src, g, state)
-			p.read(dst, 12)
-		}
+		p.delta(backend.DeltaSpec{Layers: 2, Slots: 3, KeyHeads: 2, ValueHeads: 4, KeyDim: 18, ValueDim: 40, ConvWidth: 4}, []backend.Row{
+			{Count: 1, Slot: 2}, {First: 1, Count: 11, Slot: 0, Prompt: true}, {First: 12, Count: 35, Slot: 1, Prompt: true}})
+	},
+	"delta_chunks": func(p *probe) { // two chunks and a tail, beside a decode row and another prompt
+		p.delta(backend.DeltaSpec{Layers: 2, Slots: 3, KeyHeads: 2, ValueHeads: 4, KeyDim: 70, ValueDim: 72, ConvWidth: 4}, []backend.Row{
+			{Count: 1, Slot: 2}, {First: 1, Count: 69, Slot: 0, Prompt: true}, {First: 70, Count: 33, Slot: 1, Prompt: true}})
 	},
 	"sample": func(p *probe) {
 		const rows, vocab = 9, 5001
@@ -244,6 +235,26 @@ var probes = map[string]func(p *probe){
 		}
 		p.out = append(p.out, []float32{float32(out[0])})
 	},
+}
+
+// delta runs two steps of the same rows, the second from the state of the first.
+func (p *probe) delta(spec backend.DeltaSpec, rows []backend.Row) {
+	state := must(p.b.NewDeltaState(spec))
+	g := &backend.GatedDelta{
+		Layer: 1, Conv: p.vector(spec.ConvDim() * 4), ALog: p.vector(spec.ValueHeads), DTBias: p.vector(spec.ValueHeads),
+		Norm: backend.Norm{Weight: p.vector(spec.ValueDim), Eps: 1e-6},
+	}
+	last := rows[len(rows)-1]
+	n := last.First + last.Count
+	src, dst := p.buffer(n, spec.ProjDim()), must(p.b.NewBuffer(n, spec.ValueHeads*spec.ValueDim))
+	for slot := range spec.Slots {
+		p.b.ResetSlot(state, slot)
+	}
+	for range 2 {
+		p.b.Begin(&backend.Step{Tokens: make([]int32, n), Rows: rows})
+		p.b.GatedDelta(dst, src, g, state)
+		p.read(dst, n)
+	}
 }
 
 // run is what a probe reads, or the fault that ended it.
@@ -338,9 +349,20 @@ var seeded = []struct {
 	{"delta", "unmasked tail of the channels", "	if (c >= channels) return;\n	float *past", "	float *past", ""},
 	{"delta", "missing barrier after the norms", "		__syncthreads();\n		float beta", "		float beta", "shared memory"},
 	{"delta", "missing barrier before the sum", "		__syncthreads();\n		kS = partial", "		kS = partial", "shared memory"},
+	{"delta", "tokens of chunks taken again", "t = row_first[row] + row_chunked[row]; t < end", "t = row_first[row]; t < end", "differs"},
 	{"delta", "wrong key head", "int h = j / (value_heads / key_heads);", "int h = j % key_heads;", "differs"},
 	{"delta", "unmasked tail of the value dims", "if (r < dk && column < dv) own[r * dv] = S[i];", "if (r < dk) own[r * dv] = S[i];", ""},
 	{"delta", "decay after the update", "kS = fmaf(k[r], S[i], kS);", "kS = fmaf(k[r], S[i] / decay, kS);", "differs"},
+
+	{"delta_chunks", "wrong index: Kᵀ of one token twice", "(uint32_t)halves[at + 4 * 8] << 16", "(uint32_t)halves[at] << 16", "differs"},
+	{"delta_chunks", "missing barrier before Kᵀ", "	__syncthreads();\n\n	// Kᵀ", "\n	// Kᵀ", "shared memory"},
+	{"delta_chunks", "missing barrier before the system", "	__syncthreads();\n\n	// A warp has a value head", "\n	// A warp has a value head", "shared memory"},
+	{"delta_chunks", "race: the inverse over the system that others read", "		__syncwarp();\n#pragma unroll\n		for (int i = 0; i < chunk; i++) m[", "#pragma unroll\n		for (int i = 0; i < chunk; i++) m[", "race on shared memory"},
+	{"delta_chunks", "a token does not see itself", "p[i * chunk + lane] = i >= lane", "p[i * chunk + lane] = i > lane", "differs"},
+	{"delta_chunks", "missing barrier between pieces", "		__syncthreads();  // piece", "		// piece", "shared memory"},
+	{"delta_chunks", "copies not waited for", "cp_async_wait<ring - 2>();", "cp_async_wait<ring - 1>();", "nothing has written"},
+	{"delta_chunks", "unmasked tail of the value dims", "if (d < dk && column + c < dv) own[d * dv + c] = S", "if (d < dk) own[d * dv + c] = S", ""},
+	{"delta_chunks", "low parts forgotten", "		mma_bf16(d[n], a.low, high);\n", "", "differs"},
 
 	{"sample", "last of the largest", "(a == b && i < j)", "(a == b && i > j)", "differs"},
 	{"sample", "missing barrier between warps", "	__syncthreads();\n	for (int w", "	for (int w", ""},

@@ -21,6 +21,10 @@ type layout struct {
 	rows    int
 	single  bool // every row has one token
 	longest int  // context of any row
+	decode  int  // tokens of rows that are no part of a prompt
+	prompts int  // prompt rows
+	widest  int  // tokens of a prompt row, at most
+	chunked int  // tokens that the gated delta rule takes by chunks
 }
 
 // The arrays that have an entry for each token; those of rows are as long.
@@ -30,8 +34,10 @@ const (
 	aTokenRow
 	aRowFirst
 	aRowCount
+	aRowChunked // of a row's tokens, those that the gated delta rule takes by chunks
 	aRowSlot
 	aRowBlocks // first of the row's KV blocks
+	aKinds     // the tokens of decode rows, then the prompt rows
 	aGather
 	arrays
 )
@@ -39,6 +45,9 @@ const (
 // array is one array on the device; the KV blocks follow the last.
 func (l *layout) array(a int) driver.Ptr { return l.device.At(int64(a) * int64(l.maxTokens) * 4) }
 func (l *layout) blocks() driver.Ptr     { return l.array(arrays) }
+
+// promptRows are the numbers of the prompt rows, on the device.
+func (l *layout) promptRows() driver.Ptr { return l.array(aKinds).At(int64(l.decode) * 4) }
 
 func (l *layout) on(a int) []int32 {
 	return ints(l.host)[a*l.maxTokens:][:l.maxTokens]
@@ -104,9 +113,10 @@ func (b *Backend) Begin(step *backend.Step) {
 		broken("a step of %d tokens, buffers have %d", n, l.maxTokens)
 	}
 	l.tokens, l.rows, l.single, l.longest = n, len(step.Rows), true, 0
+	l.decode, l.prompts, l.widest, l.chunked = 0, 0, 0, 0
 	copy(l.on(aToken), step.Tokens)
 	positions, tokenRows := l.on(aPosition), l.on(aTokenRow)
-	first, count, slot, rowBlocks := l.on(aRowFirst), l.on(aRowCount), l.on(aRowSlot), l.on(aRowBlocks)
+	first, count, chunked, slot, rowBlocks := l.on(aRowFirst), l.on(aRowCount), l.on(aRowChunked), l.on(aRowSlot), l.on(aRowBlocks)
 	blocks := ints(l.host)[arrays*l.maxTokens:]
 	used := 0
 	for i := range step.Rows {
@@ -121,6 +131,26 @@ func (b *Backend) Begin(step *backend.Step) {
 		used += copy(blocks[used:], r.Blocks)
 		l.single = l.single && r.Count == 1
 		l.longest = max(l.longest, r.Start+r.Count)
+		chunked[i] = 0
+		if r.Prompt {
+			whole := r.Count / deltaChunk * deltaChunk
+			chunked[i] = int32(whole)
+			l.prompts, l.widest, l.chunked = l.prompts+1, max(l.widest, r.Count), l.chunked+whole
+		} else {
+			l.decode += r.Count
+		}
+	}
+	kinds := l.on(aKinds)
+	tokens, prompts := kinds[:0], kinds[l.decode:l.decode]
+	for i := range step.Rows {
+		r := &step.Rows[i]
+		if r.Prompt {
+			prompts = append(prompts, int32(i))
+			continue
+		}
+		for j := range r.Count {
+			tokens = append(tokens, int32(r.First+j))
+		}
 	}
 	b.list.Upload(l.device, l.host[:(arrays*l.maxTokens+min(roundUp(used), len(blocks)))*4])
 	b.inUse = true

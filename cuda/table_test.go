@@ -310,6 +310,8 @@ func (s *sheet) of(kernel string, args []uint64) (shape string, bytes, flops flo
 	d := c.Delta(1)
 	channels, values := float64(d.ConvDim()), float64(d.ValueHeads*d.ValueDim)
 	state := values * float64(d.KeyDim)
+	rest := rows * float64(per%deltaChunk) // of the tokens, those that no chunk has
+	chunked := n - rest
 	// A linear's own arguments tell which it is.
 	linear := func(at int, weight float64) (string, float64, float64, float64, float64) {
 		outputs, inputs, tokens := float64(int32(args[at])), float64(int32(args[at+1])), float64(int32(args[at+2]))
@@ -337,7 +339,14 @@ func (s *sheet) of(kernel string, args []uint64) (shape string, bytes, flops flo
 	case kernel == "delta_conv":
 		return "", 4 * channels * (2*n + 2*rows*float64(d.ConvWidth-1)), 8 * n * channels
 	case kernel == "delta_rule":
-		return "", 8*rows*state + 4*n*channels, 7 * n * state
+		return "", 8*rows*state + 4*rest*channels, 7 * rest * state
+	case kernel == "delta_prepare":
+		keys := float64(d.KeyHeads * d.KeyDim)
+		return "", chunked * (8*keys + 12*keys + 4*float64(2*deltaChunk+2)*float64(d.ValueHeads)),
+			chunked * deltaChunk * (12*keys + deltaChunk/3*float64(d.ValueHeads))
+	case kernel == "delta_chunks":
+		keys := float64(d.KeyHeads * d.KeyDim)
+		return "", 8*rows*state + chunked*(12*keys+4*float64(2*deltaChunk+2)*float64(d.ValueHeads)+8*values), chunked * (18*state + 12*deltaChunk*values)
 	case kernel == "delta_norm":
 		return "", 12 * n * values, 12 * n * values
 	case strings.HasPrefix(kernel, "attention_prepare"):

@@ -1,8 +1,5 @@
 // The gated delta rule, token by token: convolution, recurrence, gated norm.
-//
-// proj is [token][q | k | v | z | b | a], heads in order within each.
-// State: [slot][value head][key dim][value dim], and [slot][tap][channel].
-#include "device.cuh"
+#include "delta.cuh"
 
 // One thread walks one channel over the tokens of one row: silu of the causal
 // convolution of `taps` inputs, of which the last taps−1 stay in the state.
@@ -38,20 +35,22 @@ KERNEL(256, delta_conv, float *dst, const float *proj, int width, const float *w
 	}
 }
 
-// One block walks 32 value dims of one value head over the tokens of one row.
-// Lane l has value dim l; warp w has the key dims w, w+4, w+8, …, in registers.
+// One block walks 32 value dims of one value head over the tokens of one row
+// that no chunk has. Lane l has value dim l; warp w has the key dims w, w+4,
+// w+8, …, in registers.
 // grid: (value dims/32, value heads, rows)
-constexpr int key_warps = 4, max_key_dim = 128, keys_each = max_key_dim / key_warps;
+constexpr int key_warps = 4, keys_each = max_key_dim / key_warps;
 
 KERNEL(128, delta_rule, float *dst, int dst_width, const float *conv, const float *proj, int proj_width, const float *a_log,
        const float *dt_bias, float *state, int64_t slot_stride, int key_heads, int value_heads, int dk, int dv,
-       const int32_t *row_first, const int32_t *row_count, const int32_t *row_slot) {
+       const int32_t *row_first, const int32_t *row_count, const int32_t *row_chunked, const int32_t *row_slot) {
 	SHARED(float, q, max_key_dim);
 	SHARED(float, k, max_key_dim);
 	SHARED(float, sums, 2 * 4);
 	SHARED(float, partial, 2 * key_warps * 32);
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, thread = threadIdx.x;
 	int column = blockIdx.x * 32 + lane, j = blockIdx.y, row = blockIdx.z;
+	if (row_chunked[row] == row_count[row]) return;
 	int h = j / (value_heads / key_heads);
 	int channels = 2 * key_heads * dk + value_heads * dv;
 	float *own = state + row_slot[row] * slot_stride + (int64_t)j * dk * dv + column;
@@ -64,19 +63,19 @@ KERNEL(128, delta_rule, float *dst, int dst_width, const float *conv, const floa
 		S[i] = r < dk && column < dv ? own[r * dv] : 0.0f;
 	}
 	int end = row_first[row] + row_count[row];
-	for (int t = row_first[row]; t < end; t++) {
+	for (int t = row_first[row] + row_chunked[row]; t < end; t++) {
 		const float *x = conv + (int64_t)t * channels;
 		const float *gates = proj + (int64_t)t * proj_width + channels + value_heads * dv;
 		float qi = thread < dk ? x[h * dk + thread] : 0.0f;
 		float ki = thread < dk ? x[(key_heads + h) * dk + thread] : 0.0f;
 		float qq = block_sum<4>(qi * qi, sums), kk = block_sum<4>(ki * ki, sums + 4);
 		if (thread < dk) {
-			q[thread] = qi * rsqrtf(qq + 1e-6f) * root;
-			k[thread] = ki * rsqrtf(kk + 1e-6f);
+			q[thread] = qi * rsqrtf(qq + norm_eps) * root;
+			k[thread] = ki * rsqrtf(kk + norm_eps);
 		}
 		__syncthreads();
 		float beta = sigmoid(gates[j]);
-		float decay = expf(-rate * softplus(gates[value_heads + j] + bias));
+		float decay = decay_of(gates[value_heads + j], rate, bias);
 		float v = column < dv ? x[2 * key_heads * dk + j * dv + column] : 0.0f;
 
 		float kS = 0;

@@ -82,6 +82,15 @@ static __device__ __forceinline__ void split_pair(float x, float y, uint32_t &hi
 	low = narrow(x - widen(hx)) | (uint32_t)narrow(y - widen(hy)) << 16;
 }
 
+// split_tile makes an operand of the tensor cores of a lane's share of a tile:
+// high parts in x and y, the rest in z and w.
+static __device__ __forceinline__ uint4 split_tile(float a, float b, float c, float d) {
+	uint4 v;
+	split_pair(a, b, v.x, v.z);
+	split_pair(c, d, v.y, v.w);
+	return v;
+}
+
 // ---- functions
 
 static __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
@@ -122,6 +131,40 @@ template <int Warps> static __device__ __forceinline__ float block_max(float v, 
 #pragma unroll
 	for (int w = 1; w < Warps; w++) most = fmaxf(most, scratch[w]);
 	return most;
+}
+
+// ---- activations on their way into mma
+
+// activations is a lane's share of a tile of inputs: elements 2q, 2q+1, 2q+8
+// and 2q+9 of 16, for q = lane%4.
+struct activations { float v[4]; };
+
+static __device__ __forceinline__ activations read_activations(const float *x, int k, int inputs, bool pairs) {
+	activations a;
+	if (pairs) {
+		float2 low = *(const float2 *)(x + k), high = *(const float2 *)(x + k + 8);
+		a.v[0] = low.x, a.v[1] = low.y, a.v[2] = high.x, a.v[3] = high.y;
+		return a;
+	}
+#pragma unroll
+	for (int e = 0; e < 4; e++) {
+		int i = k + (e & 1) + (e & 2) * 4;
+		a.v[e] = i < inputs ? x[i] : 0.0f;
+	}
+	return a;
+}
+
+// add_squares goes on with the sum of squares that the norm needs.
+static __device__ __forceinline__ float add_squares(float sum, const activations &a) {
+#pragma unroll
+	for (int e = 0; e < 4; e++) sum = fmaf(a.v[e], a.v[e], sum);
+	return sum;
+}
+
+// quad_sum adds over the four lanes that share a row of a tile.
+static __device__ __forceinline__ float quad_sum(float v) {
+	v += __shfl_xor_sync(full_warp, v, 1);
+	return v + __shfl_xor_sync(full_warp, v, 2);
 }
 
 // ---- weights in the layout that mma wants

@@ -18,38 +18,6 @@ constexpr int slices = 8;
 
 static __device__ __forceinline__ int slice_begin(int s, int ktiles) { return (int)((int64_t)ktiles * s / slices); }
 
-// activations is a lane's share of a tile of inputs: elements 2q, 2q+1, 2q+8
-// and 2q+9 of 16, for q = lane%4.
-struct activations { float v[4]; };
-
-static __device__ __forceinline__ activations read_activations(const float *x, int k, int inputs, bool pairs) {
-	activations a;
-	if (pairs) {
-		float2 low = *(const float2 *)(x + k), high = *(const float2 *)(x + k + 8);
-		a.v[0] = low.x, a.v[1] = low.y, a.v[2] = high.x, a.v[3] = high.y;
-		return a;
-	}
-#pragma unroll
-	for (int e = 0; e < 4; e++) {
-		int i = k + (e & 1) + (e & 2) * 4;
-		a.v[e] = i < inputs ? x[i] : 0.0f;
-	}
-	return a;
-}
-
-// add_squares goes on with the sum of squares that the norm needs.
-static __device__ __forceinline__ float add_squares(float sum, const activations &a) {
-#pragma unroll
-	for (int e = 0; e < 4; e++) sum = fmaf(a.v[e], a.v[e], sum);
-	return sum;
-}
-
-// quad_sum adds over the four lanes of a slice.
-static __device__ __forceinline__ float quad_sum(float v) {
-	v += __shfl_xor_sync(full_warp, v, 1);
-	return v + __shfl_xor_sync(full_warp, v, 2);
-}
-
 static __device__ __forceinline__ float scale_of(const float *squares, int stride, int inputs, float eps) {
 	float sum = squares[0];
 #pragma unroll
@@ -65,10 +33,7 @@ static __device__ __forceinline__ uint4 split(activations a, const float *weight
 #pragma unroll
 		for (int e = 0; e < 4; e++) a.v[e] *= offset + w.v[e];
 	}
-	uint4 b;
-	split_pair(a.v[0], a.v[1], b.x, b.z);
-	split_pair(a.v[2], a.v[3], b.y, b.w);
-	return b;
+	return split_tile(a.v[0], a.v[1], a.v[2], a.v[3]);
 }
 
 static __device__ __forceinline__ void load_weights(uint32_t (&a)[4], const uint4 *p) {

@@ -23,7 +23,7 @@ var runtimeSources embed.FS
 
 // Flags of both compilations. Contraction is off, as it is for the GPU: the
 // kernels say where they want a fused multiply-add.
-var flags = []string{"-std=c++17", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
+var flags = []string{"-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
 	"-fcf-protection=none", "-Wall", "-Wno-unknown-pragmas", "-Wno-unused"}
 
 // Every load and store of a kernel calls the runtime; loops stay loops, so

@@ -429,27 +429,43 @@ static float bf16(uint32_t pair, int high) {
 	return f;
 }
 
-// d += a·b of one 16×16 and one 16×8 tile, in the layout of mma.m16n8k16.
+// add_product is d += a·b, in order of k.
+#if defined(__x86_64__) && !defined(__clang__)
+__attribute__((target_clones("default", "arch=x86-64-v3")))  // with and without an instruction for fmaf
+#endif
+static void add_product(float (&d)[16][8], const float (&a)[16][16], const float (&b)[16][8]) {
+	for (int i = 0; i < 16; i++)
+		for (int k = 0; k < 16; k++)
+			for (int j = 0; j < 8; j++) d[i][j] = __builtin_fmaf(a[i][k], b[k][j], d[i][j]);
+}
+
+// d += a·b of one 16×16 and one 16×8 tile, in the layout of mma.m16n8k16. The
+// lane that comes last computes for all.
 void sim_mma_bf16(float *d, const uint32_t *a, const uint32_t *b) {
-	int parity = warps[self_id / 32].parity;
-	uint64_t *slot = self->slot + 2 + 3 * parity;
-	memcpy(slot, a, 16);
-	memcpy(slot + 2, b, 8);
-	wait_warp(CALLER, false);
-	const fiber *lanes = fibers + self_id / 32 * 32;
-	int group = self_id % 32 / 4, quad = self_id % 4;
-	for (int half = 0; half < 2; half++)      // rows group and group+8
-		for (int c = 0; c < 2; c++) {         // columns 2·quad and 2·quad+1
-			float sum = d[2 * half + c];
-			for (int part = 0; part < 2; part++)  // k in [0, 8) and [8, 16)
-				for (int q = 0; q < 4; q++) {
-					const uint32_t *ra = (const uint32_t *)(lanes[group * 4 + q].slot + 2 + 3 * parity);
-					const uint32_t *rb = (const uint32_t *)(lanes[(2 * quad + c) * 4 + q].slot + 2 + 3 * parity);
-					for (int e = 0; e < 2; e++)
-						sum = __builtin_fmaf(bf16(ra[2 * part + half], e), bf16(rb[4 + part], e), sum);
-				}
-			d[2 * half + c] = sum;
+	uint64_t *slot = self->slot + 2;  // shuffles have the first two
+	slot[0] = (uint64_t)d;
+	memcpy(slot + 1, a, 16);
+	memcpy(slot + 3, b, 8);
+	const warp &w = warps[self_id / 32];
+	if (w.arrived == 31 && w.at == CALLER) {
+		const fiber *lanes = fibers + self_id / 32 * 32;
+		float left[16][16], right[16][8], sum[16][8];
+		for (int l = 0; l < 32; l++) {
+			int group = l / 4, quad = l % 4;
+			uint32_t words[6];
+			memcpy(words, lanes[l].slot + 3, 24);
+			const float *acc = (const float *)lanes[l].slot[2];
+			for (int e = 0; e < 2; e++) {
+				for (int r = 0; r < 4; r++) left[group + r % 2 * 8][quad * 2 + r / 2 * 8 + e] = bf16(words[r], e);
+				for (int r = 0; r < 2; r++) right[quad * 2 + r * 8 + e][group] = bf16(words[4 + r], e);
+				for (int r = 0; r < 2; r++) sum[group + r * 8][quad * 2 + e] = acc[r * 2 + e];
+			}
 		}
+		add_product(sum, left, right);
+		for (int l = 0; l < 32; l++)
+			for (int r = 0; r < 4; r++) ((float *)lanes[l].slot[2])[r] = sum[l / 4 + r / 2 * 8][l % 4 * 2 + r % 2];
+	}
+	wait_warp(CALLER, false);
 }
 
 // An asynchronous copy happens when it is waited for, and not before; what

@@ -29,7 +29,8 @@ import (
 type Options struct {
 	Tolerance       float64 // relative to the size of the terms of a result; default 1e-5
 	PromptTolerance float64 // of rows that are part of a prompt; default Tolerance
-	InexactChunks   bool    // a prompt token may depend on where its chunk began, within the tolerance
+	DeltaTolerance  float64 // of prompt rows in the gated delta rule; default PromptTolerance
+	DeltaBlock      int     // prompt chunks of its multiples yield the same bits of the gated delta rule, others are within the tolerance; default 1
 	Allocates       bool    // ops allocate on the Go heap
 	Stride          int     // take every n-th case of each sweep, for slow backends; default 1
 }
@@ -48,6 +49,10 @@ func RunWith(t *testing.T, open func(t testing.TB) backend.Backend, opt Options)
 	if opt.PromptTolerance == 0 {
 		opt.PromptTolerance = opt.Tolerance
 	}
+	if opt.DeltaTolerance == 0 {
+		opt.DeltaTolerance = opt.PromptTolerance
+	}
+	opt.DeltaBlock = max(opt.DeltaBlock, 1)
 	if opt.Stride == 0 {
 		opt.Stride = 1
 	}
