@@ -8,17 +8,14 @@ import (
 	"time"
 )
 
-// Two processes that measure the same benchmarks can alternate, as the arms of a
-// block do: each holds the machine for some steps, hands it to the other, and
-// stops its clock until it has it back. The environment variable
-// [TurnsVariable] asks for it; then the process has a pipe at file 3 on which
-// it is given its turns, and one at file 4 on which it passes them on. Whoever
-// starts the processes makes the pipes, and says who is first.
-const (
-	TurnsVariable = "BATCHPROOF_TURNS"
-	TurnsFirst    = "first"  // the process has the first turn
-	TurnsSecond   = "second" // the process waits for the other
-)
+// TurnsVariable is the environment variable that has two processes, which run the
+// same benchmarks, alternate as the arms of a block do: each holds the machine for
+// some steps, hands it to the other, and stops its clock until it has it back. It
+// is set to 1; then the process has a pipe at file 3 on which it is given its
+// turns, and one at file 4 on which it passes them on, a byte each. A process
+// holds the machine when it begins: the second is to be started when the first
+// has passed on its first turn.
+const TurnsVariable = "BATCHPROOF_TURNS"
 
 // peerTurn is how long a process holds the machine, up to the end of a step: long
 // against a handover, short against what a machine does to itself.
@@ -32,22 +29,15 @@ type peer struct {
 	closed bool      // the other has ended
 }
 
-// peerFromEnvironment waits for this process's first turn, if it has a peer.
+// peerFromEnvironment is the turn of this process; nil if it has no peer.
 func peerFromEnvironment() (*Turn, error) {
-	switch role := os.Getenv(TurnsVariable); role {
+	switch v := os.Getenv(TurnsVariable); v {
 	case "":
 		return nil, nil
-	case TurnsFirst, TurnsSecond:
-		p := &peer{given: os.NewFile(3, "turns given"), pass: os.NewFile(4, "turns passed on")}
-		if role == TurnsSecond {
-			if err := p.wait(); err != nil {
-				return nil, err
-			}
-		}
-		p.since = time.Now()
-		return &Turn{peer: p}, nil
+	case "1":
+		return &Turn{peer: &peer{given: os.NewFile(3, "turns given"), pass: os.NewFile(4, "turns passed on"), since: time.Now()}}, nil
 	default:
-		return nil, fmt.Errorf("%s=%s: want %s or %s", TurnsVariable, role, TurnsFirst, TurnsSecond)
+		return nil, fmt.Errorf("%s=%s: want 1", TurnsVariable, v)
 	}
 }
 

@@ -15,9 +15,9 @@
 // that go run and make report any failure by a status of their own; scripts
 // build the command first.
 //
-// Refs are measured in blocks of four runs, base head head base or mirrored,
-// each a process of its own, and a block yields one ratio for each row: what the
-// machine does to both sides cancels. Measuring ends as soon as the gate's
+// Refs are measured in blocks of a run of each, two processes that alternate every
+// few steps, and a block yields one ratio for each row: what the machine does to
+// both sides cancels. Measuring ends as soon as the gate's
 // answer is shown. Recorded files have no such blocks unless this command wrote
 // them, and their absolute values are compared only when they are of one
 // machine. Of two machines, -relative compares the ratios of batch to serial mode.

@@ -15,16 +15,16 @@ import (
 	"github.com/batchproof/batchproof/validation/stats"
 )
 
-// A runner measures every benchmark once on one side (0 is base, 1 is head),
-// and returns the output in benchmark format.
+// A runner measures every benchmark once on both sides (0 is base, 1 is head),
+// which take turns on the machine, and returns their output in benchmark format.
 type runner interface {
-	run(ctx context.Context, side int) ([]byte, error)
+	run(ctx context.Context, first int) ([2][]byte, error)
 }
 
 // session measures two sides in blocks until the rules have an answer. A block
-// is four runs, base head head base or the mirror image: whatever changes
-// steadily during a block cancels out of its ratio. Which of the two comes
-// first is balanced in pairs, by seed.
+// is a run of both: whatever the machine does for longer than some steps meets
+// both and cancels out of its ratio. Which of the two comes first is balanced in
+// pairs, by seed.
 type session struct {
 	runner   runner
 	labels   [2]string
@@ -52,18 +52,18 @@ func (s *session) measure(ctx context.Context) (*result, error) {
 	if s.blocks < 6 {
 		return nil, fmt.Errorf("-count %d: want at least 6 blocks, the least that a bound takes", s.blocks)
 	}
-	// One run of each side that does not count: it fills the page cache, and shows
-	// what is wrong with the selection before time is spent.
-	var sets, warm [2]*set
+	// A run that does not count: it fills the page cache, and shows what is wrong
+	// with the selection before time is spent.
+	var sets [2]*set
 	var writers [2]*benchfmt.Writer
-	for side := range warm {
-		var err error
-		if warm[side], _, err = s.one(ctx, side, newSet(s.labels[side], s.labels[side])); err != nil {
-			if ctx.Err() != nil {
-				return nil, errors.New("interrupted before the first block: nothing was measured")
-			}
-			return nil, err
+	warm, _, err := s.one(ctx, 0)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, errors.New("interrupted before the first block: nothing was measured")
 		}
+		return nil, err
+	}
+	for side := range sets {
 		sets[side] = newSet(s.labels[side], s.labels[side])
 		writers[side] = benchfmt.NewWriter(s.files[side])
 	}
@@ -89,11 +89,11 @@ func (s *session) measure(ctx context.Context) (*result, error) {
 	r := &result{sides: p}
 	began := s.now()
 	for _, baseFirst := range stats.Order(s.seed, s.blocks) {
-		order := [4]int{0, 1, 1, 0}
+		first := 0
 		if !baseFirst {
-			order = [4]int{1, 0, 0, 1}
+			first = 1
 		}
-		block, err := s.block(ctx, order, r.blocks+1)
+		block, err := s.block(ctx, first, r.blocks+1)
 		if err != nil && ctx.Err() != nil {
 			r.ended = fmt.Sprintf("interrupted during block %d of %d", r.blocks+1, s.blocks)
 			break
@@ -101,8 +101,8 @@ func (s *session) measure(ctx context.Context) (*result, error) {
 		if err != nil {
 			return nil, err
 		}
-		for i, side := range order {
-			if err := s.keep(sets[side], warm[side], writers[side], block[i]); err != nil {
+		for side := range sets {
+			if err := s.keep(sets[side], warm[side], writers[side], block[side]); err != nil {
 				return nil, err
 			}
 		}
@@ -149,14 +149,13 @@ func (s *session) judge(r *result, rules *rules, final bool) error {
 	return nil
 }
 
-// block runs the sides in order. It is used whole or not at all.
-func (s *session) block(ctx context.Context, order [4]int, number int) (out [4][]*benchfmt.Result, err error) {
-	for i, side := range order {
-		scratch := newSet(s.labels[side], s.labels[side])
-		if _, out[i], err = s.one(ctx, side, scratch); err != nil {
-			return out, err
-		}
-		for _, r := range out[i] {
+// block runs both sides. It is used whole or not at all.
+func (s *session) block(ctx context.Context, first, number int) (out [2][]*benchfmt.Result, err error) {
+	if _, out, err = s.one(ctx, first); err != nil {
+		return out, err
+	}
+	for side := range out {
+		for _, r := range out[side] {
 			set := func(key, value string) {
 				r.Config = append(r.Config, benchfmt.Config{Key: key, Value: []byte(value), File: true})
 			}
@@ -191,20 +190,22 @@ func (s *session) keep(to, warm *set, w *benchfmt.Writer, results []*benchfmt.Re
 	return nil
 }
 
-// one is one run of one side.
-func (s *session) one(ctx context.Context, side int, to *set) (*set, []*benchfmt.Result, error) {
-	out, err := s.runner.run(ctx, side)
+// one is one run of both sides.
+func (s *session) one(ctx context.Context, first int) (sets [2]*set, results [2][]*benchfmt.Result, err error) {
+	out, err := s.runner.run(ctx, first)
 	if err != nil {
-		return nil, nil, err
+		return sets, results, err
 	}
-	results, err := to.read(bytes.NewReader(out), "")
-	if err != nil {
-		return nil, nil, err
+	for side := range sets {
+		sets[side] = newSet(s.labels[side], s.labels[side])
+		if results[side], err = sets[side].read(bytes.NewReader(out[side]), ""); err != nil {
+			return sets, results, err
+		}
+		if len(results[side]) == 0 {
+			return sets, results, fmt.Errorf("%s has no benchmark that -bench selects; see those it has with: go test ./validation -run '^$' -bench . -benchtime 1x", s.labels[side])
+		}
 	}
-	if len(results) == 0 {
-		return nil, nil, fmt.Errorf("%s has no benchmark that -bench selects; see those it has with: go test ./validation -run '^$' -bench . -benchtime 1x", s.labels[side])
-	}
-	return to, results, nil
+	return sets, results, nil
 }
 
 // machineDifferences leaves out the engine's description, which a commit may change.

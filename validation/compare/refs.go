@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/batchproof/batchproof/validation"
 )
 
 // builds are the validation suites of two refs, built and ready to run. Each
@@ -127,25 +129,84 @@ func (b *builds) same() (bool, error) {
 	return sums[0] == sums[1], nil
 }
 
-// run is one run of the selected benchmarks in a process of its own, so that
-// every run draws anew where its memory lies.
-func (b *builds) run(ctx context.Context, side int) ([]byte, error) {
-	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, b.binary(side), b.flags...)
-	cmd.Dir = filepath.Join(b.tree(side), "validation")
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	cmd.WaitDelay = 5 * time.Second
-	if err := cmd.Run(); err != nil {
+// run is one run of the selected benchmarks on both sides, each in a process of
+// its own, so that every run draws anew where its memory lies. The processes hand
+// the machine to each other over pipes, see validation.TurnsVariable: the second
+// is started when the first hands over for the first time, and when one has ended
+// the other goes on alone. So a suite that is too old to take turns is measured
+// in one piece, and never beside the other.
+func (b *builds) run(ctx context.Context, first int) (out [2][]byte, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var given, passed [2]*os.File // by side: where it reads its turns, and where those that it passes on are written
+	for side := range given {
+		if given[1-side], passed[side], err = os.Pipe(); err != nil {
+			return out, fmt.Errorf("no pipe between base and head: %w", err)
+		}
+		defer given[1-side].Close()
+		defer passed[side].Close()
+	}
+	var processes [2]*process
+	start := func(side int) error {
+		processes[side], err = b.start(ctx, side, given[side], passed[side])
+		return err
+	}
+	if err := start(first); err != nil {
+		return out, err
+	}
+	// What is left to the processes is closed here, so that each sees the other end.
+	passed[first].Close()
+	given[first].Close()
+	second := 1 - first
+	if _, err := given[second].Read(make([]byte, 1)); err != nil && !errors.Is(err, io.EOF) {
+		return out, fmt.Errorf("waiting for the first turn of %s: %w", b.labels[second], err)
+	}
+	if err := start(second); err != nil {
+		return out, err
+	}
+	given[second].Close()
+	passed[second].Close()
+	for _, side := range [2]int{first, second} {
+		if out[side], err = b.wait(ctx, processes[side]); err != nil {
+			return out, err
+		}
+	}
+	return out, nil
+}
+
+// process is a running suite.
+type process struct {
+	side           int
+	cmd            *exec.Cmd
+	stdout, stderr bytes.Buffer
+}
+
+func (b *builds) start(ctx context.Context, side int, given, passed *os.File) (*process, error) {
+	p := &process{side: side, cmd: exec.CommandContext(ctx, b.binary(side), b.flags...)}
+	p.cmd.Dir = filepath.Join(b.tree(side), "validation")
+	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
+	p.cmd.WaitDelay = 5 * time.Second
+	p.cmd.Env = append(os.Environ(), validation.TurnsVariable+"=1")
+	p.cmd.ExtraFiles = []*os.File{given, passed}
+	if err := p.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("%s does not start: %w", b.labels[side], err)
+	}
+	return p, nil
+}
+
+// wait returns what a process printed.
+func (b *builds) wait(ctx context.Context, p *process) ([]byte, error) {
+	if err := p.cmd.Wait(); err != nil {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 		hint := "run it by itself: git checkout, then go test ./validation " + strings.ReplaceAll(strings.Join(b.flags, " "), "-test.", "-")
-		if bytes.Contains(stderr.Bytes(), []byte("flag provided but not defined")) {
+		if bytes.Contains(p.stderr.Bytes(), []byte("flag provided but not defined")) {
 			hint = "the ref is older than that flag: choose another ref, or set the flags with -flags"
 		}
-		return nil, fmt.Errorf("%s: the benchmarks fail: %w; %s\n%s", b.labels[side], err, hint, tail(append(stdout.Bytes(), stderr.Bytes()...)))
+		return nil, fmt.Errorf("%s: the benchmarks fail: %w; %s\n%s", b.labels[p.side], err, hint, tail(append(p.stdout.Bytes(), p.stderr.Bytes()...)))
 	}
-	return stdout.Bytes(), nil
+	return p.stdout.Bytes(), nil
 }
 
 // Close removes everything, also after an interrupt, and also where a second one
