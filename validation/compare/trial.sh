@@ -17,8 +17,9 @@ trap 'exit 130' INT TERM
 
 base=$(git rev-parse HEAD)
 git worktree add --quiet --detach "$tmp/tree" "$base"
-cat > "$tmp/tree/engine/slowed.go" <<GO
-package engine
+model="$tmp/tree/engine/model"
+cat > "$model/slowed.go" <<GO
+package model
 
 import (
 	"context"
@@ -27,10 +28,10 @@ import (
 	"github.com/batchproof/batchproof/engine/backend"
 )
 
-// runSlowed spins for a share of what a decode step took.
-func runSlowed(ctx context.Context, r Runner, step *backend.Step, want, out []int32, params []backend.Sampling) error {
+// Run spins for a share of what a decode step took.
+func (net *Network) Run(ctx context.Context, step *backend.Step, want, out []int32, params []backend.Sampling) error {
 	begin := time.Now()
-	err := r.Run(ctx, step, want, out, params)
+	err := net.run(ctx, step, want, out, params)
 	if len(step.Tokens) == len(step.Rows) {
 		for end := begin.Add(time.Since(begin) * (100 + $slow) / 100); time.Now().Before(end); {
 		}
@@ -38,9 +39,9 @@ func runSlowed(ctx context.Context, r Runner, step *backend.Step, want, out []in
 	return err
 }
 GO
-sed -i.orig 's/e\.runner\.Run(ctx, &e\.step/runSlowed(ctx, e.runner, \&e.step/' "$tmp/tree/engine/engine.go"
-rm "$tmp/tree/engine/engine.go.orig"
-grep -q 'runSlowed(ctx, e.runner' "$tmp/tree/engine/engine.go" || { echo "trial.sh: engine.Step no longer calls e.runner.Run(ctx, &e.step, ...): adapt the sed line" >&2; exit 3; }
+sed -i.orig 's/^func (net \*Network) Run(/func (net *Network) run(/' "$model/network.go"
+rm "$model/network.go.orig"
+grep -q '^func (net \*Network) run(' "$model/network.go" || { echo "trial.sh: model.Network has no method Run in network.go: adapt the sed line" >&2; exit 3; }
 git -C "$tmp/tree" add engine
 git -C "$tmp/tree" -c user.name=trial -c user.email=trial@localhost -c commit.gpgsign=false commit --quiet --no-verify -m "engine: decode steps $slow % slower, for a trial of the gate"
 slowed=$(git -C "$tmp/tree" rev-parse HEAD)
