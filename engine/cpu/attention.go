@@ -3,6 +3,7 @@ package cpu
 import (
 	"fmt"
 	"math"
+	"unsafe"
 
 	"github.com/batchproof/batchproof/engine/backend"
 )
@@ -50,13 +51,14 @@ type attentionTask struct {
 
 // attentionWorker is the scratch of one worker.
 type attentionWorker struct {
-	head []float32 // one head, normed and rotated
-	q    []float32 // queries [dims][rows]
-	p    []float32 // scores, then weights [rows][splitPositions]
-	acc  partial
-	part partial
-	a, b [unitRows]float32
-	keys [2 * splitGroups]*byte // of the groups of a split, and of some after
+	heads []float32 // queries, normed and rotated [rows][dims]
+	zeros []float32 // [dims]
+	q     []float32 // queries, scaled [dims][rows]
+	p     []float32 // scores, then weights [rows][splitPositions]
+	acc   partial
+	part  partial
+	a, b  [unitRows]float32
+	keys  [2 * splitGroups]*byte // of the groups of a split, and of some after
 
 	// Splits of a unit that begins in this worker's share and ends in another.
 	cut  []partial
@@ -98,8 +100,8 @@ func (t *attentionTask) init(b *Backend, c *kvCache) (err error) {
 	size := c.chunks * chunkDims * unitRows
 	for i := range t.workers {
 		w := &t.workers[i]
-		w.head = floats(c.spec.HeadDim)
-		w.q = floats(2 * c.pairs * unitRows)
+		dims := roundUp(c.spec.HeadDim, 4)
+		w.heads, w.zeros, w.q = floats(unitRows*dims), floats(dims), floats(dims*unitRows)
 		w.p = floats(unitRows * splitPositions)
 		w.acc.acc, w.part.acc = floats(size), floats(size)
 		if i < len(t.workers)-1 { // not touched, and so not resident, until a context is that long
@@ -276,11 +278,21 @@ func (t *attentionTask) store(worker int) {
 			position := r.Start + token - r.First
 			group, lane := c.place(position)
 			x := t.in.row(token)
-			t.rotated(w.head, x[t.keysAt+head*a.HeadDim:][:a.HeadDim], a.KNorm, position)
+			key := w.heads[:a.HeadDim]
+			t.rotated(key, x[t.keysAt+head*a.HeadDim:][:a.HeadDim], a.KNorm, position)
 			keys := c.keys(a.Layer, r.Blocks, group, head)
-			c.storeKey(keys, lane, w.head)
+			c.storeKey(keys, lane, key)
 			values := c.values(keys)
-			c.storeValue(values, lane, x[t.valuesAt+head*a.HeadDim:][:a.HeadDim])
+			v := x[t.valuesAt+head*a.HeadDim:][:a.HeadDim]
+			switch {
+			case c.spec.DType == backend.F32:
+				c.storeValue(values, lane, v)
+			case lane%2 == 0 && token+1 < r.First+r.Count && lane+1 < c.lanes(group):
+				y := t.in.row(token + 1)[t.valuesAt+head*a.HeadDim:]
+				t.k.zip((*byte)(unsafe.Add(unsafe.Pointer(values), lane/2*lineBytes)), &v[0], &y[0], len(v))
+			case lane%2 == 0 || token == r.First: // else it was stored with the one before
+				c.storeValue(values, lane, v)
+			}
 			// The last token of the row empties what follows it, if the row began the group.
 			if token == r.First+r.Count-1 && lane < groupPositions-1 && position-lane >= r.Start {
 				c.clearValues(values, lane+1)
@@ -300,13 +312,8 @@ func (t *attentionTask) rotated(dst, x []float32, n *backend.Norm, position int)
 		k.scale(&dst[0], &x[0], &n.Weight.(vector)[0], len(x), inv, n.Offset)
 	}
 	pairs := t.rope.pairs
-	cos, sin := t.rope.cos[position*pairs:][:pairs], t.rope.sin[position*pairs:][:pairs]
-	low, high := dst[:pairs], dst[pairs:][:pairs]
-	for d, x := range low {
-		y := high[d]
-		low[d] = float32(x*cos[d]) - float32(y*sin[d])
-		high[d] = float32(y*cos[d]) + float32(x*sin[d])
-	}
+	at := position * pairs
+	t.k.rotate(&dst[0], &dst[pairs], &t.rope.cos[at], &t.rope.sin[at], pairs)
 }
 
 // position is that of a query.
@@ -322,11 +329,21 @@ func (t *attentionTask) place(u *unit, query int) (token, head int) {
 
 // queries packs the queries of a unit, normed, rotated and scaled.
 func (t *attentionTask) queries(w *attentionWorker, u *unit) {
-	clear(w.q[:2*t.c.pairs*u.rows])
+	dim := t.a.HeadDim
+	padded := roundUp(dim, 4)
 	for r := range u.queries {
 		token, head := t.place(u, r)
-		t.rotated(w.head, t.in.row(token)[head*t.queryStride:][:t.a.HeadDim], t.a.QNorm, t.position(u, r))
-		for d, v := range w.head {
+		t.rotated(w.heads[r*padded:][:dim], t.in.row(token)[head*t.queryStride:][:dim], t.a.QNorm, t.position(u, r))
+	}
+	clear(w.heads[u.queries*padded : u.rows*padded])
+	if scale := t.a.Scale; u.rows >= 4 {
+		for r := 0; r < u.rows; r += 4 {
+			t.b.kernels.packNorm4(&w.q[r], u.rows, &w.heads[r*padded], padded, padded, &w.zeros[0], 1, scale, scale, scale, scale)
+		}
+		return
+	}
+	for r := range u.rows {
+		for d, v := range w.heads[r*padded:][:padded] {
 			w.q[d*u.rows+r] = v * t.a.Scale
 		}
 	}
@@ -412,11 +429,7 @@ func (t *attentionTask) finish(w *attentionWorker, u *unit) {
 	for r := range u.queries {
 		token, head := t.place(u, r)
 		out := t.dst.row(token)[head*dim:][:dim]
-		inv := 1 / w.acc.sum[r]
-		for d := range out {
-			// Plus zero: whether a zero is negative may depend on masked positions.
-			out[d] = float32(w.acc.acc[(d/chunkDims*u.rows+r)*chunkDims+d%chunkDims]*inv) + 0
-		}
+		t.k.collect(&out[0], &w.acc.acc[r*chunkDims], u.rows*chunkDims, dim, 1/w.acc.sum[r])
 		if t.a.Gated {
 			g := t.in.row(token)[head*t.queryStride+dim:][:dim]
 			t.k.gate(&out[0], &g[0], dim)

@@ -90,17 +90,21 @@ func (c *kvCache) storeKey(keys *byte, lane int, x []float32) {
 		}
 		return
 	}
-	dst := unsafe.Slice((*uint16)(unsafe.Pointer(keys)), c.pairs*2*groupPositions)
-	for d, v := range x {
-		dst[(d/2*groupPositions+lane)*2+d%2] = backend.EncodeBF16(v)
+	dst := unsafe.Slice((*uint32)(unsafe.Pointer(keys)), c.pairs*groupPositions)
+	for len(x) > 1 {
+		dst[lane] = uint32(backend.EncodeBF16(x[0])) | uint32(backend.EncodeBF16(x[1]))<<16
+		dst, x = dst[groupPositions:], x[2:]
+	}
+	if len(x) > 0 {
+		dst[lane] = uint32(backend.EncodeBF16(x[0]))
 	}
 }
 
 func (c *kvCache) storeValue(values *byte, lane int, x []float32) {
 	if c.spec.DType == backend.F32 {
 		dst := unsafe.Slice((*float32)(unsafe.Pointer(values)), c.chunks*chunkDims*groupPositions)
-		for d, v := range x {
-			dst[(d/chunkDims*groupPositions+lane)*chunkDims+d%chunkDims] = v
+		for d := 0; d < len(x); d += chunkDims {
+			copy(dst[(d/chunkDims*groupPositions+lane)*chunkDims:], x[d:min(d+chunkDims, len(x))])
 		}
 		return
 	}

@@ -3,6 +3,8 @@ package cpu
 import (
 	"math"
 	"unsafe"
+
+	"github.com/batchproof/batchproof/engine/backend"
 )
 
 // mixerKernels are the inner loops of attention and of the gated delta rule
@@ -49,6 +51,12 @@ type mixerKernels struct {
 	// tap's row, and w is [taps][stride].
 	convolve func(dst *float32, rows **float32, w *float32, channel, n, taps, stride int)
 	gate     func(dst, g *float32, n int) // dst = dst/(1+e⁻ᵍ)
+	// rotate turns n pairs of numbers.
+	rotate func(low, high, cos, sin *float32, n int)
+	// collect is dst = acc·by + 0, where each 16 of n are stride apart in acc.
+	collect func(dst, acc *float32, stride, n int, by float32)
+	// zip stores n pairs of x and y as bf16, each 16 pairs in a chunk of values.
+	zip func(dst *byte, x, y *float32, n int)
 }
 
 var mixersGeneric = &mixerKernels{
@@ -75,6 +83,9 @@ var mixersGeneric = &mixerKernels{
 	update:   updateGeneric,
 	convolve: convolveGeneric,
 	gate:     gateGeneric,
+	rotate:   rotateGeneric,
+	collect:  collectGeneric,
+	zip:      zipGeneric,
 }
 
 // lanes16 are 16 numbers side by side.
@@ -182,5 +193,33 @@ func gateGeneric(dst, g *float32, n int) {
 	d := unsafe.Slice(dst, n)
 	for i, v := range unsafe.Slice(g, n) {
 		d[i] /= 1 + exp(-v)
+	}
+}
+
+func rotateGeneric(low, high, cos, sin *float32, n int) {
+	l, h := unsafe.Slice(low, n), unsafe.Slice(high, n)
+	cs, ss := unsafe.Slice(cos, n), unsafe.Slice(sin, n)
+	for i, x := range l {
+		y := h[i]
+		l[i] = float32(x*cs[i]) - float32(y*ss[i])
+		h[i] = float32(y*cs[i]) + float32(x*ss[i])
+	}
+}
+
+func collectGeneric(dst, acc *float32, stride, n int, by float32) {
+	d := unsafe.Slice(dst, n)
+	a := unsafe.Slice(acc, (n-1)/chunkDims*stride+(n-1)%chunkDims+1)
+	for i := range d {
+		// Plus zero: whether a zero is negative may depend on masked positions.
+		d[i] = float32(a[i/chunkDims*stride+i%chunkDims]*by) + 0
+	}
+}
+
+func zipGeneric(dst *byte, x, y *float32, n int) {
+	const stride = groupPositions / 2 * chunkDims // pairs from chunk to chunk
+	d := unsafe.Slice((*uint32)(unsafe.Pointer(dst)), (n-1)/chunkDims*stride+(n-1)%chunkDims+1)
+	ys := unsafe.Slice(y, n)
+	for i, v := range unsafe.Slice(x, n) {
+		d[i/chunkDims*stride+i%chunkDims] = uint32(backend.EncodeBF16(v)) | uint32(backend.EncodeBF16(ys[i]))<<16
 	}
 }

@@ -83,6 +83,15 @@ func updateAVX2(s *float32, kq *float32, d *float32, dims int, decay float32)
 func convolveAVX2(dst *float32, rows **float32, w *float32, at int, n int, taps int, stride int)
 
 //go:noescape
+func rotateAVX2(low *float32, high *float32, cos *float32, sin *float32, n int)
+
+//go:noescape
+func collectAVX2(dst *float32, acc *float32, stride int, n int, by float32)
+
+//go:noescape
+func zipAVX2(dst *byte, x *float32, y *float32, n int)
+
+//go:noescape
 func gateAVX2(dst *float32, x *float32, n int)
 
 //go:noescape
@@ -162,6 +171,15 @@ func updateAVX512(s *float32, kq *float32, d *float32, dims int, decay float32)
 
 //go:noescape
 func convolveAVX512(dst *float32, rows **float32, w *float32, at int, n int, taps int, stride int)
+
+//go:noescape
+func rotateAVX512(low *float32, high *float32, cos *float32, sin *float32, n int)
+
+//go:noescape
+func collectAVX512(dst *float32, acc *float32, stride int, n int, by float32)
+
+//go:noescape
+func zipAVX512(dst *byte, x *float32, y *float32, n int)
 
 //go:noescape
 func gateAVX512(dst *float32, x *float32, n int)

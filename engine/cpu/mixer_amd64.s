@@ -4447,13 +4447,13 @@ TEXT ·convolveAVX2(SB), NOSPLIT, $0-56
 	MOVQ    rows+8(FP), CX
 	MOVQ    w+16(FP), DX
 	MOVQ    at+24(FP), BX
-	MOVQ    n+32(FP), SI
-	MOVQ    taps+40(FP), DI
-	MOVQ    stride+48(FP), R8
-	SHLQ    $0x02, R8
+	MOVQ    taps+40(FP), SI
+	MOVQ    stride+48(FP), DI
+	MOVQ    n+32(FP), R8
+	SHLQ    $0x02, DI
 	VMOVUPS expLow<>+0(SB), Y0
 	VMOVUPS expHigh<>+0(SB), Y1
-	SUBQ    $0x00000008, SI
+	SUBQ    $0x00000008, R8
 	JLT     rest
 
 whole:
@@ -4466,9 +4466,9 @@ tap:
 	VMOVUPS     (R11)(BX*4), Y3
 	VMOVUPS     (R10)(BX*4), Y4
 	VFMADD231PS Y3, Y4, Y2
-	ADDQ        R8, R10
+	ADDQ        DI, R10
 	INCQ        R9
-	CMPQ        R9, DI
+	CMPQ        R9, SI
 	JNE         tap
 	VPXOR       signs<>+0(SB), Y2, Y3
 	VMAXPS      Y3, Y0, Y3
@@ -4495,26 +4495,26 @@ tap:
 	VMOVUPS     Y2, (AX)
 	ADDQ        $0x00000020, AX
 	ADDQ        $0x00000008, BX
-	SUBQ        $0x00000008, SI
+	SUBQ        $0x00000008, R8
 	JGE         whole
 
 rest:
-	ADDQ    $0x00000008, SI
+	ADDQ    $0x00000008, R8
 	JZ      done
 	LEAQ    lanes<>+0(SB), R9
-	NEGQ    SI
-	VMOVDQU 64(R9)(SI*4), Y2
+	NEGQ    R8
+	VMOVDQU 64(R9)(R8*4), Y2
 	VPXOR   Y3, Y3, Y3
-	XORQ    SI, SI
+	XORQ    R8, R8
 
 restTap:
-	MOVQ        (CX)(SI*8), R9
+	MOVQ        (CX)(R8*8), R9
 	VMASKMOVPS  (R9)(BX*4), Y2, Y4
 	VMASKMOVPS  (DX)(BX*4), Y2, Y5
 	VFMADD231PS Y4, Y5, Y3
-	ADDQ        R8, DX
-	INCQ        SI
-	CMPQ        SI, DI
+	ADDQ        DI, DX
+	INCQ        R8
+	CMPQ        R8, SI
 	JNE         restTap
 	VPXOR       signs<>+0(SB), Y3, Y4
 	VMAXPS      Y4, Y0, Y4
@@ -4595,6 +4595,236 @@ DATA lanes<>+116(SB)/4, $0x00000000
 DATA lanes<>+120(SB)/4, $0x00000000
 DATA lanes<>+124(SB)/4, $0x00000000
 GLOBL lanes<>(SB), RODATA|NOPTR, $128
+
+// func rotateAVX2(low *float32, high *float32, cos *float32, sin *float32, n int)
+// Requires: AVX
+TEXT ·rotateAVX2(SB), NOSPLIT, $0-40
+	MOVQ low+0(FP), AX
+	MOVQ high+8(FP), CX
+	MOVQ cos+16(FP), DX
+	MOVQ sin+24(FP), BX
+	MOVQ n+32(FP), SI
+	SUBQ $0x00000008, SI
+	JLT  rest
+
+whole:
+	VMOVUPS (AX), Y0
+	VMOVUPS (CX), Y1
+	VMOVUPS (DX), Y2
+	VMOVUPS (BX), Y3
+	VMULPS  Y2, Y0, Y4
+	VMULPS  Y3, Y1, Y5
+	VSUBPS  Y5, Y4, Y4
+	VMOVUPS Y4, (AX)
+	VMULPS  Y2, Y1, Y1
+	VMULPS  Y3, Y0, Y0
+	VADDPS  Y0, Y1, Y1
+	VMOVUPS Y1, (CX)
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000020, CX
+	ADDQ    $0x00000020, DX
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000008, SI
+	JGE     whole
+
+rest:
+	ADDQ       $0x00000008, SI
+	JZ         done
+	LEAQ       lanes<>+0(SB), DI
+	NEGQ       SI
+	VMOVDQU    64(DI)(SI*4), Y0
+	VMASKMOVPS (AX), Y0, Y1
+	VMASKMOVPS (CX), Y0, Y2
+	VMASKMOVPS (DX), Y0, Y3
+	VMASKMOVPS (BX), Y0, Y4
+	VMULPS     Y3, Y1, Y5
+	VMULPS     Y4, Y2, Y6
+	VSUBPS     Y6, Y5, Y5
+	VMASKMOVPS Y5, Y0, (AX)
+	VMULPS     Y3, Y2, Y2
+	VMULPS     Y4, Y1, Y1
+	VADDPS     Y1, Y2, Y2
+	VMASKMOVPS Y2, Y0, (CX)
+
+done:
+	VZEROUPPER
+	RET
+
+// func collectAVX2(dst *float32, acc *float32, stride int, n int, by float32)
+// Requires: AVX, AVX2
+TEXT ·collectAVX2(SB), NOSPLIT, $0-36
+	MOVQ         dst+0(FP), AX
+	MOVQ         acc+8(FP), CX
+	MOVQ         stride+16(FP), DX
+	MOVQ         n+24(FP), BX
+	SHLQ         $0x02, DX
+	VPXOR        Y1, Y1, Y1
+	VBROADCASTSS by+32(FP), Y0
+	XORQ         SI, SI
+	SUBQ         $0x00000008, BX
+	JLT          rest
+
+whole:
+	VMOVUPS (CX), Y2
+	VMULPS  Y0, Y2, Y2
+	VADDPS  Y1, Y2, Y2
+	VMOVUPS Y2, (AX)
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x20, CX
+	XORQ    $0x01, SI
+	TESTQ   SI, SI
+	JNZ     same
+	LEAQ    -64(CX)(DX*1), CX
+
+same:
+	SUBQ $0x00000008, BX
+	JGE  whole
+
+rest:
+	ADDQ       $0x00000008, BX
+	JZ         done
+	LEAQ       lanes<>+0(SB), DX
+	NEGQ       BX
+	VMOVDQU    64(DX)(BX*4), Y2
+	VMASKMOVPS (CX), Y2, Y3
+	VMULPS     Y0, Y3, Y3
+	VADDPS     Y1, Y3, Y3
+	VMASKMOVPS Y3, Y2, (AX)
+
+done:
+	VZEROUPPER
+	RET
+
+// func zipAVX2(dst *byte, x *float32, y *float32, n int)
+// Requires: AVX, AVX2
+TEXT ·zipAVX2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ y+16(FP), DX
+	MOVQ n+24(FP), BX
+	XORQ SI, SI
+	SUBQ $0x00000008, BX
+	JLT  rest
+
+whole:
+	VMOVUPS   (CX), Y0
+	VMOVUPS   (DX), Y1
+	VPSRLD    $0x10, Y0, Y2
+	VPAND     lowest<>+0(SB), Y2, Y3
+	VPADDD    belowHalf<>+0(SB), Y3, Y3
+	VPADDD    Y0, Y3, Y3
+	VPSRLD    $0x10, Y3, Y3
+	VPOR      quiet<>+0(SB), Y2, Y2
+	VCMPPS    $0x03, Y0, Y0, Y0
+	VBLENDVPS Y0, Y2, Y3, Y0
+	VPSRLD    $0x10, Y1, Y2
+	VPAND     lowest<>+0(SB), Y2, Y3
+	VPADDD    belowHalf<>+0(SB), Y3, Y3
+	VPADDD    Y1, Y3, Y3
+	VPSRLD    $0x10, Y3, Y3
+	VPOR      quiet<>+0(SB), Y2, Y2
+	VCMPPS    $0x03, Y1, Y1, Y1
+	VBLENDVPS Y1, Y2, Y3, Y1
+	VPSLLD    $0x10, Y1, Y1
+	VPOR      Y1, Y0, Y0
+	VMOVUPS   Y0, (AX)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
+	ADDQ      $0x20, AX
+	XORQ      $0x01, SI
+	TESTQ     SI, SI
+	JNZ       same
+	ADDQ      $0x000001c0, AX
+
+same:
+	SUBQ $0x00000008, BX
+	JGE  whole
+
+rest:
+	ADDQ       $0x00000008, BX
+	JZ         done
+	LEAQ       lanes<>+0(SB), SI
+	NEGQ       BX
+	VMOVDQU    64(SI)(BX*4), Y0
+	VMASKMOVPS (CX), Y0, Y1
+	VMASKMOVPS (DX), Y0, Y2
+	VPSRLD     $0x10, Y1, Y3
+	VPAND      lowest<>+0(SB), Y3, Y4
+	VPADDD     belowHalf<>+0(SB), Y4, Y4
+	VPADDD     Y1, Y4, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPOR       quiet<>+0(SB), Y3, Y3
+	VCMPPS     $0x03, Y1, Y1, Y1
+	VBLENDVPS  Y1, Y3, Y4, Y1
+	VPSRLD     $0x10, Y2, Y3
+	VPAND      lowest<>+0(SB), Y3, Y4
+	VPADDD     belowHalf<>+0(SB), Y4, Y4
+	VPADDD     Y2, Y4, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPOR       quiet<>+0(SB), Y3, Y3
+	VCMPPS     $0x03, Y2, Y2, Y2
+	VBLENDVPS  Y2, Y3, Y4, Y2
+	VPSLLD     $0x10, Y2, Y2
+	VPOR       Y2, Y1, Y1
+	VMASKMOVPS Y1, Y0, (AX)
+
+done:
+	VZEROUPPER
+	RET
+
+DATA lowest<>+0(SB)/4, $0x00000001
+DATA lowest<>+4(SB)/4, $0x00000001
+DATA lowest<>+8(SB)/4, $0x00000001
+DATA lowest<>+12(SB)/4, $0x00000001
+DATA lowest<>+16(SB)/4, $0x00000001
+DATA lowest<>+20(SB)/4, $0x00000001
+DATA lowest<>+24(SB)/4, $0x00000001
+DATA lowest<>+28(SB)/4, $0x00000001
+DATA lowest<>+32(SB)/4, $0x00000001
+DATA lowest<>+36(SB)/4, $0x00000001
+DATA lowest<>+40(SB)/4, $0x00000001
+DATA lowest<>+44(SB)/4, $0x00000001
+DATA lowest<>+48(SB)/4, $0x00000001
+DATA lowest<>+52(SB)/4, $0x00000001
+DATA lowest<>+56(SB)/4, $0x00000001
+DATA lowest<>+60(SB)/4, $0x00000001
+GLOBL lowest<>(SB), RODATA|NOPTR, $64
+
+DATA belowHalf<>+0(SB)/4, $0x00007fff
+DATA belowHalf<>+4(SB)/4, $0x00007fff
+DATA belowHalf<>+8(SB)/4, $0x00007fff
+DATA belowHalf<>+12(SB)/4, $0x00007fff
+DATA belowHalf<>+16(SB)/4, $0x00007fff
+DATA belowHalf<>+20(SB)/4, $0x00007fff
+DATA belowHalf<>+24(SB)/4, $0x00007fff
+DATA belowHalf<>+28(SB)/4, $0x00007fff
+DATA belowHalf<>+32(SB)/4, $0x00007fff
+DATA belowHalf<>+36(SB)/4, $0x00007fff
+DATA belowHalf<>+40(SB)/4, $0x00007fff
+DATA belowHalf<>+44(SB)/4, $0x00007fff
+DATA belowHalf<>+48(SB)/4, $0x00007fff
+DATA belowHalf<>+52(SB)/4, $0x00007fff
+DATA belowHalf<>+56(SB)/4, $0x00007fff
+DATA belowHalf<>+60(SB)/4, $0x00007fff
+GLOBL belowHalf<>(SB), RODATA|NOPTR, $64
+
+DATA quiet<>+0(SB)/4, $0x00000040
+DATA quiet<>+4(SB)/4, $0x00000040
+DATA quiet<>+8(SB)/4, $0x00000040
+DATA quiet<>+12(SB)/4, $0x00000040
+DATA quiet<>+16(SB)/4, $0x00000040
+DATA quiet<>+20(SB)/4, $0x00000040
+DATA quiet<>+24(SB)/4, $0x00000040
+DATA quiet<>+28(SB)/4, $0x00000040
+DATA quiet<>+32(SB)/4, $0x00000040
+DATA quiet<>+36(SB)/4, $0x00000040
+DATA quiet<>+40(SB)/4, $0x00000040
+DATA quiet<>+44(SB)/4, $0x00000040
+DATA quiet<>+48(SB)/4, $0x00000040
+DATA quiet<>+52(SB)/4, $0x00000040
+DATA quiet<>+56(SB)/4, $0x00000040
+DATA quiet<>+60(SB)/4, $0x00000040
+GLOBL quiet<>(SB), RODATA|NOPTR, $64
 
 // func gateAVX2(dst *float32, x *float32, n int)
 // Requires: AVX, AVX2, FMA3
@@ -6869,9 +7099,9 @@ TEXT ·convolveAVX512(SB), NOSPLIT, $0-56
 	MOVQ    rows+8(FP), DX
 	MOVQ    w+16(FP), BX
 	MOVQ    at+24(FP), SI
-	MOVQ    n+32(FP), CX
 	MOVQ    taps+40(FP), DI
 	MOVQ    stride+48(FP), R8
+	MOVQ    n+32(FP), CX
 	SHLQ    $0x02, R8
 	VMOVUPS expLow<>+0(SB), Z0
 	VMOVUPS expHigh<>+0(SB), Z1
@@ -6962,6 +7192,173 @@ restTap:
 	VADDPS      one<>+0(SB), Z2, Z2
 	VDIVPS      Z2, Z5, Z5
 	VMOVUPS     Z5, K1, (AX)
+
+done:
+	VZEROUPPER
+	RET
+
+// func rotateAVX512(low *float32, high *float32, cos *float32, sin *float32, n int)
+// Requires: AVX, AVX512F
+TEXT ·rotateAVX512(SB), NOSPLIT, $0-40
+	MOVQ low+0(FP), AX
+	MOVQ high+8(FP), DX
+	MOVQ cos+16(FP), BX
+	MOVQ sin+24(FP), SI
+	MOVQ n+32(FP), CX
+	SUBQ $0x00000010, CX
+	JLT  rest
+
+whole:
+	VMOVUPS (AX), Z0
+	VMOVUPS (DX), Z1
+	VMOVUPS (BX), Z2
+	VMOVUPS (SI), Z3
+	VMULPS  Z2, Z0, Z4
+	VMULPS  Z3, Z1, Z5
+	VSUBPS  Z5, Z4, Z4
+	VMOVUPS Z4, (AX)
+	VMULPS  Z2, Z1, Z1
+	VMULPS  Z3, Z0, Z0
+	VADDPS  Z0, Z1, Z1
+	VMOVUPS Z1, (DX)
+	ADDQ    $0x00000040, AX
+	ADDQ    $0x00000040, DX
+	ADDQ    $0x00000040, BX
+	ADDQ    $0x00000040, SI
+	SUBQ    $0x00000010, CX
+	JGE     whole
+
+rest:
+	ADDQ      $0x00000010, CX
+	JZ        done
+	MOVQ      $0x00000001, DI
+	SHLQ      CL, DI
+	DECQ      DI
+	KMOVW     DI, K1
+	VMOVUPS.Z (AX), K1, Z0
+	VMOVUPS.Z (DX), K1, Z1
+	VMOVUPS.Z (BX), K1, Z2
+	VMOVUPS.Z (SI), K1, Z3
+	VMULPS    Z2, Z0, Z4
+	VMULPS    Z3, Z1, Z5
+	VSUBPS    Z5, Z4, Z4
+	VMOVUPS   Z4, K1, (AX)
+	VMULPS    Z2, Z1, Z1
+	VMULPS    Z3, Z0, Z0
+	VADDPS    Z0, Z1, Z1
+	VMOVUPS   Z1, K1, (DX)
+
+done:
+	VZEROUPPER
+	RET
+
+// func collectAVX512(dst *float32, acc *float32, stride int, n int, by float32)
+// Requires: AVX, AVX512F
+TEXT ·collectAVX512(SB), NOSPLIT, $0-36
+	MOVQ         dst+0(FP), AX
+	MOVQ         acc+8(FP), DX
+	MOVQ         stride+16(FP), BX
+	MOVQ         n+24(FP), CX
+	SHLQ         $0x02, BX
+	VPXORD       Z1, Z1, Z1
+	VBROADCASTSS by+32(FP), Z0
+	XORQ         SI, SI
+	SUBQ         $0x00000010, CX
+	JLT          rest
+
+whole:
+	VMOVUPS (DX), Z2
+	VMULPS  Z0, Z2, Z2
+	VADDPS  Z1, Z2, Z2
+	VMOVUPS Z2, (AX)
+	ADDQ    $0x00000040, AX
+	ADDQ    BX, DX
+	SUBQ    $0x00000010, CX
+	JGE     whole
+
+rest:
+	ADDQ      $0x00000010, CX
+	JZ        done
+	MOVQ      $0x00000001, BX
+	SHLQ      CL, BX
+	DECQ      BX
+	KMOVW     BX, K1
+	VMOVUPS.Z (DX), K1, Z2
+	VMULPS    Z0, Z2, Z2
+	VADDPS    Z1, Z2, Z2
+	VMOVUPS   Z2, K1, (AX)
+
+done:
+	VZEROUPPER
+	RET
+
+// func zipAVX512(dst *byte, x *float32, y *float32, n int)
+// Requires: AVX, AVX512F
+TEXT ·zipAVX512(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ x+8(FP), DX
+	MOVQ y+16(FP), BX
+	MOVQ n+24(FP), CX
+	XORQ SI, SI
+	SUBQ $0x00000010, CX
+	JLT  rest
+
+whole:
+	VMOVUPS   (DX), Z0
+	VMOVUPS   (BX), Z1
+	VPSRLD    $0x10, Z0, Z2
+	VPANDD    lowest<>+0(SB), Z2, Z3
+	VPADDD    belowHalf<>+0(SB), Z3, Z3
+	VPADDD    Z0, Z3, Z3
+	VPSRLD    $0x10, Z3, Z3
+	VPORD     quiet<>+0(SB), Z2, Z2
+	VCMPPS    $0x03, Z0, Z0, K1
+	VPBLENDMD Z2, Z3, K1, Z0
+	VPSRLD    $0x10, Z1, Z2
+	VPANDD    lowest<>+0(SB), Z2, Z3
+	VPADDD    belowHalf<>+0(SB), Z3, Z3
+	VPADDD    Z1, Z3, Z3
+	VPSRLD    $0x10, Z3, Z3
+	VPORD     quiet<>+0(SB), Z2, Z2
+	VCMPPS    $0x03, Z1, Z1, K1
+	VPBLENDMD Z2, Z3, K1, Z1
+	VPSLLD    $0x10, Z1, Z1
+	VPORD     Z1, Z0, Z0
+	VMOVUPS   Z0, (AX)
+	ADDQ      $0x00000040, DX
+	ADDQ      $0x00000040, BX
+	ADDQ      $0x00000200, AX
+	SUBQ      $0x00000010, CX
+	JGE       whole
+
+rest:
+	ADDQ      $0x00000010, CX
+	JZ        done
+	MOVQ      $0x00000001, SI
+	SHLQ      CL, SI
+	DECQ      SI
+	KMOVW     SI, K1
+	VMOVUPS.Z (DX), K1, Z0
+	VMOVUPS.Z (BX), K1, Z1
+	VPSRLD    $0x10, Z0, Z2
+	VPANDD    lowest<>+0(SB), Z2, Z3
+	VPADDD    belowHalf<>+0(SB), Z3, Z3
+	VPADDD    Z0, Z3, Z3
+	VPSRLD    $0x10, Z3, Z3
+	VPORD     quiet<>+0(SB), Z2, Z2
+	VCMPPS    $0x03, Z0, Z0, K2
+	VPBLENDMD Z2, Z3, K2, Z0
+	VPSRLD    $0x10, Z1, Z2
+	VPANDD    lowest<>+0(SB), Z2, Z3
+	VPADDD    belowHalf<>+0(SB), Z3, Z3
+	VPADDD    Z1, Z3, Z3
+	VPSRLD    $0x10, Z3, Z3
+	VPORD     quiet<>+0(SB), Z2, Z2
+	VCMPPS    $0x03, Z1, Z1, K2
+	VPBLENDMD Z2, Z3, K2, Z1
+	VPSLLD    $0x10, Z1, Z1
+	VPORD     Z1, Z0, Z0
+	VMOVUPS   Z0, K1, (AX)
 
 done:
 	VZEROUPPER

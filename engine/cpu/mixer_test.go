@@ -120,6 +120,18 @@ func TestMixerKernelsAreGeneric(t *testing.T) {
 			rows[i] = &randomFloats(rng, channel+n)[0]
 		}
 		same(fmt.Sprintf("convolution of %d", n), x, func(m *mixerKernels, x *float32) { m.convolve(x, &rows[0], &w[0], channel, n, taps, n+9-channel) })
+		turned := append(append([]float32(nil), x...), y...)
+		same(fmt.Sprintf("rotation of %d", n), turned, func(m *mixerKernels, x *float32) {
+			m.rotate(x, &unsafe.Slice(x, n+1)[n], &w[0], &w[taps], n)
+		})
+		acc := randomFloats(rng, n*5+chunkDims)
+		same(fmt.Sprintf("collection of %d", n), x, func(m *mixerKernels, x *float32) { m.collect(x, &acc[0], 3*chunkDims, n, 0.3) })
+		a, b := append([]float32(nil), x...), append([]float32(nil), y...)
+		a[rng.IntN(n)] = pickFloat(rng, nan, math.Float32frombits(0x7f800001), math.Float32frombits(0xff80ffff), float32(math.Inf(-1)), math.MaxFloat32)
+		b[rng.IntN(n)] = pickFloat(rng, 1+1./256, 1+3./256, math.Float32frombits(0xffffffff), -1-1./256, float32(math.Inf(1)))
+		same(fmt.Sprintf("zip of %d", n), make([]float32, (n+chunkDims-1)/chunkDims*chunkDims*groupPositions/2), func(m *mixerKernels, x *float32) {
+			m.zip((*byte)(unsafe.Pointer(x)), &a[0], &b[0], n)
+		})
 		y[rng.IntN(n)] *= 200
 		same(fmt.Sprintf("gate of %d", n), x, func(m *mixerKernels, x *float32) { m.gate(x, &y[0], n) })
 	}
@@ -402,14 +414,20 @@ func BenchmarkAttention(b *testing.B) {
 	}
 }
 
-// BenchmarkAttentionPrompt attends to 256 tokens of a prompt, after 1024.
+// BenchmarkAttentionPrompt attends to the tokens of a prompt chunk, after a context.
 func BenchmarkAttentionPrompt(b *testing.B) {
-	a := newAttentionRun(b, newBackend(b, Options{}), 1, 8, 2, 256, 1024, 256)
-	for b.Loop() {
-		a.run()
+	for _, c := range []struct{ heads, kvHeads, dim, context, count int }{
+		{6, 2, 256, 0, 64}, {6, 2, 256, 0, 512}, {8, 2, 256, 1024, 256}, {32, 8, 64, 0, 512}, {32, 8, 128, 0, 512},
+	} {
+		b.Run(fmt.Sprintf("heads=%d_%d/dim=%d/context=%d/tokens=%d", c.heads, c.kvHeads, c.dim, c.context, c.count), func(b *testing.B) {
+			a := newAttentionRun(b, newBackend(b, Options{}), 1, c.heads, c.kvHeads, c.dim, c.context, c.count)
+			for b.Loop() {
+				a.run()
+			}
+			flops := 4 * c.heads * c.dim * (c.count*c.context + c.count*(c.count+1)/2)
+			b.ReportMetric(float64(flops)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+		})
 	}
-	flops := 4 * 8 * 256 * 256 * (1024 + 128)
-	b.ReportMetric(float64(flops)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
 }
 
 // BenchmarkGatedDelta advances states; MB/s counts one read and one write.

@@ -36,6 +36,9 @@ var mixersAVX2 = &mixerKernels{
 	update:   updateAVX2,
 	convolve: convolveAVX2,
 	gate:     gateAVX2,
+	rotate:   rotateAVX2,
+	collect:  collectAVX2,
+	zip:      zipAVX2,
 }
 
 var mixersAVX512 = &mixerKernels{
@@ -62,4 +65,7 @@ var mixersAVX512 = &mixerKernels{
 	update:   updateAVX512,
 	convolve: convolveAVX512,
 	gate:     gateAVX512,
+	rotate:   rotateAVX512,
+	collect:  collectAVX512,
+	zip:      zipAVX512,
 }

@@ -432,11 +432,13 @@ func update(isa simd.ISA) {
 func convolve(isa simd.ISA) {
 	text("convolve"+isa.Name, "func(dst *float32, rows **float32, w *float32, at, n, taps, stride int)")
 	dst, rows, w := Load(Param("dst"), GP64()), Load(Param("rows"), GP64()), Load(Param("w"), GP64())
-	at, n, taps := Load(Param("at"), GP64()), Load(Param("n"), GP64()), Load(Param("taps"), GP64())
-	stride := Load(Param("stride"), GP64())
+	at, taps, stride := Load(Param("at"), GP64()), Load(Param("taps"), GP64()), Load(Param("stride"), GP64())
+	n := GP64()
+	Load(Param("n"), n)
 	SHLQ(Imm(2), stride)
 	e := isa.Exp()
-	body := func(loop string, load, store func(reg.VecVirtual, Mem)) {
+	loop := "tap"
+	vectorLoop(isa, n, func(load, store func(reg.VecVirtual, Mem)) {
 		sum, tap, weight, row := isa.Zero(), GP64(), GP64(), GP64()
 		XORQ(tap, tap)
 		MOVQ(w, weight)
@@ -450,23 +452,11 @@ func convolve(isa simd.ISA) {
 		INCQ(tap)
 		CMPQ(tap, taps)
 		JNE(LabelRef(loop))
+		loop = "restTap"
 		e.Silu(sum)
 		store(sum, Mem{Base: dst})
-	}
-	SUBQ(U32(uint32(isa.Lanes)), n)
-	JLT(LabelRef("rest"))
-	Label("whole")
-	body("tap", func(v reg.VecVirtual, m Mem) { VMOVUPS(m, v) }, func(v reg.VecVirtual, m Mem) { VMOVUPS(v, m) })
-	ADDQ(U32(uint32(4*isa.Lanes)), dst)
-	ADDQ(U32(uint32(isa.Lanes)), at)
-	SUBQ(U32(uint32(isa.Lanes)), n)
-	JGE(LabelRef("whole"))
-	Label("rest")
-	ADDQ(U32(uint32(isa.Lanes)), n)
-	JZ(LabelRef("done"))
-	mask := isa.Mask(n, 0)
-	body("restTap", func(v reg.VecVirtual, m Mem) { mask.Load(m, v) }, mask.Store)
-	Label("done")
-	VZEROUPPER()
-	RET()
+	}, func() {
+		ADDQ(U32(uint32(4*isa.Lanes)), dst)
+		ADDQ(U32(uint32(isa.Lanes)), at)
+	})
 }

@@ -36,6 +36,9 @@ func main() {
 		token(isa)
 		update(isa)
 		convolve(isa)
+		rotate(isa)
+		collect(isa)
+		zip(isa)
 		each(isa, "gate", []string{"dst", "x"}, func() func(v []reg.VecVirtual) {
 			e := isa.Exp()
 			return func(v []reg.VecVirtual) {
