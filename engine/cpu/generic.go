@@ -38,7 +38,7 @@ func fmaOdd(p, z, s float64) float32 {
 // tilesGeneric makes a kernel for each number of rows.
 func tilesGeneric(tile func(rows int, acc *float32, w *byte, x *float32, pairs int)) (t [maxTileRows]tileKernel) {
 	for i := range t {
-		t[i] = func(acc *float32, w *byte, x *float32, pairs int, _ uintptr, _ int) { tile(i+1, acc, w, x, pairs) }
+		t[i] = func(acc *float32, w *byte, x *float32, pairs, _ int, _ uintptr, _ int) { tile(i+1, acc, w, x, pairs) }
 	}
 	return t
 }

@@ -11,9 +11,11 @@ type kernels struct {
 	// inputs, for as many rows as its index plus one, and for all 32 outputs of a
 	// panel or for 16 of them: above fullRows rows, two calls make a panel. acc
 	// is [rows][32], x is [inputs][rows], w points into a panel. Meanwhile it
-	// fetches what is at next into the cache, moving on by step bytes with each pair.
+	// fetches what is near bytes after w into L1, and what is at next into L2,
+	// moving on by step bytes with each pair.
 	fullRows          int
 	tileBF16, tileF32 [maxTileRows]tileKernel
+	few, many         fetch // of kernels for up to fewRows rows, and for more
 
 	// The packers lay four rows side by side: dst[i][0…3] of [n][rows], from
 	// x[0…3][i], which are width apart; n is a multiple of 4. packNorm4 multiplies
@@ -40,10 +42,15 @@ type kernels struct {
 	multiply func(rounds int) float32
 }
 
-type tileKernel func(acc *float32, w *byte, x *float32, pairs int, next uintptr, step int)
+type tileKernel func(acc *float32, w *byte, x *float32, pairs, near int, next uintptr, step int)
+
+// fetch is how far ahead of their use weights are fetched by instruction, in
+// bytes: from L2 into L1, and from memory into L2.
+type fetch struct{ near, far int }
 
 const (
 	maxTileRows    = 12
+	fewRows        = 2 // whose kernels wait for memory, not for the multipliers
 	streamBytes    = 256
 	multiplyChains = 12
 )

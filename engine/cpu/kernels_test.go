@@ -179,12 +179,12 @@ func FuzzTiles(f *testing.F) {
 					kernel, oracle = k.tileBF16, generic.tileBF16
 				}
 				want, got := append([]float32{}, acc...), append([]float32{}, acc...)
-				oracle[rows-1](&want[0], w, &x[0], pairs, 0, 0)
+				oracle[rows-1](&want[0], w, &x[0], pairs, 0, 0, 0)
 				for half := 0; half < panelOutputs; half += panelOutputs / 2 {
 					if half > 0 && rows <= k.fullRows {
 						break
 					}
-					kernel[rows-1](&got[half], (*byte)(unsafe.Add(unsafe.Pointer(w), 4*half)), &x[0], pairs, 0, 0)
+					kernel[rows-1](&got[half], (*byte)(unsafe.Add(unsafe.Pointer(w), 4*half)), &x[0], pairs, 0, 0, 0)
 				}
 				for i := range want {
 					if w, g := want[i], got[i]; math.Float32bits(w) != math.Float32bits(g) && !(w != w && g != g) {

@@ -15,7 +15,6 @@ const (
 	ownRowFloats = 8192 // up to so many inputs each worker packs for itself
 	tileFloats   = chunkPanels * chunkRows * panelOutputs
 	fitsBytes    = 512 << 10
-	aheadBytes   = 8192 // from memory to L2; L1 is the kernels' affair
 )
 
 // linearTask is one product with its norm and epilogue.
@@ -107,19 +106,21 @@ func (t *linearTask) work(worker int) {
 				bytes := pairs * (t.m.stride / t.m.pairs)
 				// One pass fetches what it will soon need itself; several fetch
 				// the next block between them.
-				ahead, step := aheadBytes, bytes/pairs
+				ahead, step := t.b.kernels.many, bytes/pairs
 				if passes > 1 {
-					ahead, step = bytes, bytes/pairs/passes
+					ahead.far, step = bytes, bytes/pairs/passes
+				} else if rows <= fewRows {
+					ahead = t.b.kernels.few
 				}
 				for p := p0; p < p1; p++ {
 					w := t.m.panel(p, pair)
-					next := uintptr(w) + uintptr(ahead) // may lie past the end: never read
+					next := uintptr(w) + uintptr(ahead.far) // may lie past the end: never read
 					for g := g0; g < g1; g++ {
 						r0, r1 := t.group(g)
 						acc := unsafe.Pointer(&tiles[((p-p0)*rows+r0-first)*panelOutputs])
 						in := &x[r0*t.padded+2*pair*(r1-r0)]
 						for half := range t.calls(g) {
-							kernels[r1-r0-1]((*float32)(unsafe.Add(acc, half*lineBytes)), (*byte)(unsafe.Add(w, half*lineBytes)), in, pairs, next, step)
+							kernels[r1-r0-1]((*float32)(unsafe.Add(acc, half*lineBytes)), (*byte)(unsafe.Add(w, half*lineBytes)), in, pairs, ahead.near, next, step)
 							next += uintptr(step * pairs)
 						}
 					}

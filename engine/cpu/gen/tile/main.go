@@ -15,12 +15,7 @@ import (
 	"github.com/batchproof/batchproof/engine/cpu/gen/simd"
 )
 
-const (
-	panel = 32 // outputs
-	// near is how far in front weights are fetched from L2 into L1, in bytes.
-	// The caller chooses what is fetched from memory into L2 meanwhile.
-	near = 2048
-)
+const panel = 32 // outputs
 
 func main() {
 	ConstraintExpr("!noasm")
@@ -46,11 +41,11 @@ func tile(isa simd.ISA, rows, width int, f32 bool) {
 		dtype, pairBytes = "F32", panel*2*4
 	}
 	TEXT(fmt.Sprintf("tile%s%sRows%d", dtype, isa.Name, rows), NOSPLIT,
-		"func(acc *float32, w *byte, x *float32, pairs int, next uintptr, step int)")
+		"func(acc *float32, w *byte, x *float32, pairs, near int, next uintptr, step int)")
 	Pragma("noescape")
 	acc, w, x := Load(Param("acc"), GP64()), Load(Param("w"), GP64()), Load(Param("x"), GP64())
 	pairs := Load(Param("pairs"), GP64())
-	next, step := Load(Param("next"), GP64()), Load(Param("step"), GP64())
+	near, next, step := Load(Param("near"), GP64()), Load(Param("next"), GP64()), Load(Param("step"), GP64())
 	columns := width / isa.Lanes
 	place := func(r, c int) Mem { return Mem{Base: acc, Disp: 4 * (r*panel + c*isa.Lanes)} }
 	sums := make([][]reg.VecVirtual, rows)
@@ -76,34 +71,13 @@ func tile(isa simd.ISA, rows, width int, f32 bool) {
 	lineGap := 64 * panel / width // the other half of a panel lies between
 	Label("pair")
 	for line := 0; line < pairBytes; line += lineGap {
-		PREFETCHT0(Mem{Base: w, Disp: near + line})
+		PREFETCHT0(Mem{Base: w, Index: near, Scale: 1, Disp: line})
 		PREFETCHT1(Mem{Base: next, Disp: line * width / panel})
 	}
-	for k := range 2 {
-		weights := make([]reg.VecVirtual, columns)
-		for c := range weights {
-			weights[c] = isa.Vec()
-			m := Mem{Base: w, Disp: 4 * c * isa.Lanes}
-			switch {
-			case f32:
-				m.Disp += k * 4 * panel
-				VMOVUPS(m, weights[c])
-			case k == 1:
-				isa.And(m, odd, weights[c])
-			case isa.Wide():
-				VPSLLD(Imm(16), m, weights[c])
-			default:
-				VMOVDQU(m, weights[c])
-				VPSLLD(Imm(16), weights[c], weights[c])
-			}
-		}
-		for r := range rows {
-			input := isa.Vec()
-			VBROADCASTSS(Mem{Base: x, Disp: 4 * (k*rows + r)}, input)
-			for c := range weights {
-				VFMADD231PS(weights[c], input, sums[r][c])
-			}
-		}
+	if rows <= 2 {
+		memoryBound(isa, w, x, sums, odd)
+	} else {
+		computeBound(isa, w, x, sums, odd)
 	}
 	ADDQ(U32(uint32(pairBytes)), w)
 	ADDQ(U32(uint32(8*rows)), x)
@@ -117,4 +91,78 @@ func tile(isa simd.ISA, rows, width int, f32 bool) {
 	}
 	VZEROUPPER()
 	RET()
+}
+
+// memoryBound multiplies a pair with every line loaded once: a second load of
+// a line that is on its way takes the place of a load of another.
+func memoryBound(isa simd.ISA, w, x reg.Register, sums [][]reg.VecVirtual, odd reg.VecVirtual) {
+	rows := len(sums)
+	var inputs [2][]reg.VecVirtual
+	for k := range inputs {
+		for r := range rows {
+			inputs[k] = append(inputs[k], isa.Vec())
+			VBROADCASTSS(Mem{Base: x, Disp: 4 * (k*rows + r)}, inputs[k][r])
+		}
+	}
+	for c := range sums[0] {
+		weights := [2]reg.VecVirtual{isa.Vec(), isa.Vec()}
+		m := Mem{Base: w, Disp: 4 * c * isa.Lanes}
+		if odd == nil {
+			VMOVUPS(m, weights[0])
+			m.Disp += 4 * panel
+			VMOVUPS(m, weights[1])
+		} else {
+			VMOVUPS(m, weights[1])
+			VPSLLD(Imm(16), weights[1], weights[0])
+			isa.And(weights[1], odd, weights[1])
+		}
+		for k := range inputs {
+			for r, input := range inputs[k] {
+				VFMADD231PS(weights[k], input, sums[r][c])
+			}
+		}
+	}
+}
+
+// computeBound multiplies a pair with as little else as can be: operands that
+// are shifted or masked come straight from the cache.
+//
+// With 512 bits every second input is an operand in memory, too. On Zen 4 a
+// broadcast into a register takes a turn of the multipliers; an operand is loaded
+// for each of the two columns, for which a Xeon, with twice the multipliers,
+// would run out of load ports if all inputs were such.
+func computeBound(isa simd.ISA, w, x reg.Register, sums [][]reg.VecVirtual, odd reg.VecVirtual) {
+	for k := range 2 {
+		weights := make([]reg.VecVirtual, len(sums[0]))
+		for c := range weights {
+			weights[c] = isa.Vec()
+			m := Mem{Base: w, Disp: 4 * c * isa.Lanes}
+			switch {
+			case odd == nil:
+				m.Disp += k * 4 * panel
+				VMOVUPS(m, weights[c])
+			case k == 1:
+				isa.And(m, odd, weights[c])
+			case isa.Wide():
+				VPSLLD(Imm(16), m, weights[c])
+			default:
+				VMOVDQU(m, weights[c])
+				VPSLLD(Imm(16), weights[c], weights[c])
+			}
+		}
+		for r := range sums {
+			at := Mem{Base: x, Disp: 4 * (k*len(sums) + r)}
+			if isa.Wide() && r%2 == 1 {
+				for c := range weights {
+					VFMADD231PS_BCST(at, weights[c], sums[r][c])
+				}
+				continue
+			}
+			input := isa.Vec()
+			VBROADCASTSS(at, input)
+			for c := range weights {
+				VFMADD231PS(weights[c], input, sums[r][c])
+			}
+		}
+	}
 }
