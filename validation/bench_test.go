@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/perf/benchfmt"
@@ -123,7 +122,7 @@ func (s *benchStand) decodeStep(b *testing.B, rows int) {
 		}
 	}
 	begin()
-	var elapsed time.Duration
+	var steps []float64
 	for b.Loop() {
 		if len(batch.Drawn[0]) == s.opt.MaxTokens {
 			b.StopTimer()
@@ -134,12 +133,18 @@ func (s *benchStand) decodeStep(b *testing.B, rows int) {
 		if err := batch.Step(b.Context()); err != nil {
 			b.Fatal(err)
 		}
-		elapsed += s.turn.Now().Sub(start)
+		steps = append(steps, s.turn.Now().Sub(start).Seconds())
 	}
 	batch.Close()
-	b.ReportMetric(1e9*elapsed.Seconds()/float64(b.N), "ns/op") // without the turns of others
-	b.ReportMetric(float64(rows)*float64(b.N)/elapsed.Seconds(), "tok/s")
-	b.ReportMetric(1e3*elapsed.Seconds()/float64(b.N), "step-ms")
+	reportSteps(b, steps, rows)
+	b.ReportMetric(1e3*quietMean(steps), "step-ms")
+}
+
+// reportSteps gives the mean over all steps, without the turns of others, and the
+// rate without the slowest tenth, see quietMean.
+func reportSteps(b *testing.B, steps []float64, tokens int) {
+	b.ReportMetric(1e9*spread(steps).Avg, "ns/op")
+	b.ReportMetric(float64(tokens)/quietMean(steps), "tok/s")
 }
 
 // BenchmarkHeadOfLineBlocking serves one long request and short ones, in a static
@@ -190,7 +195,7 @@ func BenchmarkPrefill(b *testing.B) {
 
 func (s *benchStand) prefill(b *testing.B, tokens int) {
 	s.Meter.begin(s.turn)
-	var elapsed time.Duration
+	var steps []float64
 	step := func() {
 		batch := s.rows(b, 1, tokens)
 		defer batch.Close()
@@ -198,16 +203,15 @@ func (s *benchStand) prefill(b *testing.B, tokens int) {
 		if err := batch.Step(b.Context()); err != nil {
 			b.Fatal(err)
 		}
-		elapsed += s.turn.Now().Sub(start)
+		steps = append(steps, s.turn.Now().Sub(start).Seconds())
 	}
 	step() // warms the shape
-	elapsed = 0
+	steps = steps[:0]
 	for b.Loop() {
 		step()
 	}
-	b.ReportMetric(1e9*elapsed.Seconds()/float64(b.N), "ns/op") // without the turns of others
-	b.ReportMetric(float64(tokens)*float64(b.N)/elapsed.Seconds(), "tok/s")
-	b.ReportMetric(1e3*elapsed.Seconds()/float64(b.N), "TTFT-ms")
+	reportSteps(b, steps, tokens)
+	b.ReportMetric(1e3*quietMean(steps), "TTFT-ms")
 }
 
 func (s *benchStand) prompts(length int) *Prompts {

@@ -17,9 +17,9 @@ import (
 // has passed on its first turn.
 const TurnsVariable = "BATCHPROOF_TURNS"
 
-// peerTurn is how long a process holds the machine, up to the end of a step: long
-// against a handover, short against what a machine does to itself.
-const peerTurn = 20 * time.Millisecond
+// peerTurn is how long a process holds the machine at least, up to the end of a
+// step: long against a handover, short against what a machine does to itself.
+const peerTurn = 5 * time.Millisecond
 
 // peer is the other process.
 type peer struct {
