@@ -170,6 +170,9 @@ const (
 	kSplitsBF16
 	kSplitsF32
 	kMerge
+	kTiles64
+	kTiles128
+	kTiles256
 	kDeltaConv
 	kDeltaRule
 	kDeltaPrepare
@@ -187,6 +190,7 @@ var kernelNames = [kernelCount]string{
 	"linear_prefill", "linear_f32",
 	"attention_prepare_bf16", "attention_prepare_f32", "attention_walk_bf16", "attention_walk_f32",
 	"attention_splits_bf16", "attention_splits_f32", "attention_merge",
+	"attention_tiles_64", "attention_tiles_128", "attention_tiles_256",
 	"delta_conv", "delta_rule", "delta_prepare", "delta_chunks", "delta_norm",
 	"argmax_shares", "argmax_merge",
 }

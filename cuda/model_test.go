@@ -116,3 +116,12 @@ func TestModelTokens(t *testing.T) {
 		}
 	})
 }
+
+// TestTilesFit: the shared memory that prompts ask for is there on every device
+// that the kernels are made for; 8.6 and 8.9 have least.
+func TestTilesFit(t *testing.T) {
+	for dim := 16; dim <= maxHeadDim; dim += 16 {
+		k, shared := tileKernel(dim)
+		require.LessOrEqual(t, shared, 99<<10, kernelNames[k])
+	}
+}

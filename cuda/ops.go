@@ -121,8 +121,9 @@ func (b *Backend) norm(n *backend.Norm, width int) (weight driver.Ptr, eps, offs
 // splitLen is the number of positions in a split of the context, as in kernels/attention.cu.
 const splitLen = 128
 
-// Attention prepares and caches the step's keys, and attends. Up to 16 tokens
-// share their contexts among many blocks; more tokens are enough blocks.
+// Attention prepares and caches the step's keys, and attends: prompt rows by
+// tiles of queries. Of other tokens, up to 16 share their contexts among many
+// blocks; more tokens are enough blocks.
 func (b *Backend) Attention(dst, qkv backend.Buffer, a *backend.Attention, cache backend.KVCache) {
 	d, in, c, r := dst.(*buffer), qkv.(*buffer), cache.(*kvCache), a.Rope.(*rope)
 	hd, n, l := a.HeadDim, b.step.tokens, &b.step
@@ -158,22 +159,51 @@ func (b *Backend) Attention(dst, qkv backend.Buffer, a *backend.Attention, cache
 		f32(a.Scale), ptr(qNorm), f32(qEps), f32(qOffset), ptr(kNorm), f32(kEps), f32(kOffset), ptr(r.ptr), i32(r.dims),
 		positions, tokenRows, rowBlocks, blocks, i32(c.spec.BlockSize))
 
+	// Prompts go by tiles, where their kernels can; tokens are then the others.
+	tokens, list := n, uint64(0)
+	if c.spec.DType == backend.BF16 && hd%16 == 0 && l.prompts > 0 {
+		k, shared := tileKernel(hd)
+		b.launch(k, dim(ceil(l.widest*(a.Heads/a.KVHeads), tileQueries), a.KVHeads, l.prompts), 128, shared,
+			ptr(d.ptr), i32(d.width), ptr(in.ptr), i32(in.width), ptr(q), keys, values, i32(a.Heads), i32(a.KVHeads), i32(hd), flag(a.Gated),
+			ptr(l.promptRows()), ptr(l.array(aRowFirst)), ptr(l.array(aRowCount)), positions, rowBlocks, blocks, i32(c.spec.BlockSize))
+		tokens, list = l.decode, ptr(l.array(aKinds))
+	}
+	if tokens == 0 {
+		return
+	}
+
 	maxSplits := ceil(r.positions, splitLen)
 	queries := (int64(n)*int64(a.Heads)*int64(hd)*4 + 15) / 16 * 16
 	perToken := int64(a.Heads) * int64(maxSplits) * int64(hd*4+8)
-	if n > 16 || perToken*int64(n) > b.memory.workBytes-queries {
-		b.launch(walk, dim(a.Heads, n, 1), 128, 0,
+	if tokens > 16 || perToken*int64(tokens) > b.memory.workBytes-queries {
+		b.launch(walk, dim(a.Heads, tokens, 1), 128, 0,
 			ptr(d.ptr), i32(d.width), ptr(in.ptr), i32(in.width), ptr(q), keys, values, i32(a.Heads), i32(a.KVHeads), i32(hd), flag(a.Gated),
-			positions, tokenRows, rowBlocks, blocks, i32(c.spec.BlockSize), 0)
+			positions, tokenRows, rowBlocks, blocks, i32(c.spec.BlockSize), list)
 		return
 	}
 	sums := q.At(queries)
-	partial := sums.At(int64(n) * int64(a.Heads) * int64(maxSplits) * 8)
-	b.launch(splits, dim(a.Heads, n, min(maxSplits, 16)), 128, 0,
+	partial := sums.At(int64(tokens) * int64(a.Heads) * int64(maxSplits) * 8)
+	b.launch(splits, dim(a.Heads, tokens, min(maxSplits, 16)), 128, 0,
 		ptr(partial), ptr(sums), ptr(q), keys, values, i32(a.Heads), i32(a.KVHeads), i32(hd), i32(maxSplits),
-		positions, tokenRows, rowBlocks, blocks, i32(c.spec.BlockSize), 0)
-	b.launch(kMerge, dim(a.Heads, n, 1), 128, 0,
-		ptr(d.ptr), i32(d.width), ptr(in.ptr), i32(in.width), ptr(partial), ptr(sums), i32(a.Heads), i32(hd), flag(a.Gated), i32(maxSplits), positions, 0)
+		positions, tokenRows, rowBlocks, blocks, i32(c.spec.BlockSize), list)
+	b.launch(kMerge, dim(a.Heads, tokens, 1), 128, 0,
+		ptr(d.ptr), i32(d.width), ptr(in.ptr), i32(in.width), ptr(partial), ptr(sums), i32(a.Heads), i32(hd), flag(a.Gated), i32(maxSplits), positions, list)
+}
+
+// tileQueries is the number of queries of a block of kernels/attention_tiles.cu.
+const tileQueries = 64
+
+// tileKernel is the kernel for heads of so many dims, and its shared memory:
+// queries in two parts, a tile of keys and one of values in padded rows.
+func tileKernel(headDim int) (kernel, shared int) {
+	kernel, dims, keys := kTiles64, 64, 64
+	switch {
+	case headDim > 128:
+		kernel, dims, keys = kTiles256, 256, 32
+	case headDim > 64:
+		kernel, dims = kTiles128, 128
+	}
+	return kernel, tileQueries*dims*4 + 2*keys*(dims+8)*2
 }
 
 // deltaChunk is the number of tokens that the gated delta rule takes at once,

@@ -206,6 +206,30 @@ var probes = map[string]func(p *probe){
 			p.read(dst, 5)
 		}
 	},
+	"attention_tiles": func(p *probe) { // tails of dims, queries and keys; prompts beside a decode row
+		nq, nkv, dim := 6, 2, 80
+		cache := must(p.b.NewKVCache(backend.KVSpec{Layers: 2, Blocks: 40, BlockSize: 7, KVHeads: nkv, HeadDim: dim, DType: backend.BF16}))
+		a := &backend.Attention{
+			Layer: 1, Heads: nq, KVHeads: nkv, HeadDim: dim, Scale: 0.2, Gated: true,
+			Rope: must(p.b.NewRope([]float32{1, 0.1, 0.01}, 200)),
+		}
+		var blocks []int32
+		for j := range 40 {
+			blocks = append(blocks, int32((j*7+3)%40))
+		}
+		src, dst := p.buffer(75, 3*nq*dim), must(p.b.NewBuffer(75, nq*dim))
+		for _, rows := range [][]backend.Row{
+			{{Count: 75, Blocks: blocks[:11], Prompt: true}},
+			{{Count: 20, Blocks: blocks[15:18], Prompt: true}, {First: 20, Count: 1, Start: 75, Blocks: blocks[:11]}},
+			{{Count: 30, Start: 20, Blocks: blocks[15:23], Prompt: true}},
+		} {
+			last := rows[len(rows)-1]
+			n := last.First + last.Count
+			p.b.Begin(&backend.Step{Tokens: make([]int32, n), Rows: rows})
+			p.b.Attention(dst, src, a, cache)
+			p.read(dst, n)
+		}
+	},
 	"delta": func(p *probe) {
 		p.delta(backend.DeltaSpec{Layers: 2, Slots: 3, KeyHeads: 2, ValueHeads: 4, KeyDim: 18, ValueDim: 40, ConvWidth: 4}, []backend.Row{
 			{Count: 1, Slot: 2}, {First: 1, Count: 11, Slot: 0, Prompt: true}, {First: 12, Count: 35, Slot: 1, Prompt: true}})
@@ -343,6 +367,16 @@ var seeded = []struct {
 	{"attention", "missing barrier between splits", "		__syncthreads();\n		softmax part", "		softmax part", "shared memory"},
 	{"attention", "unmasked tail of a split", "float e = thread < count ? expf(score - s.largest) : 0.0f;", "float e = thread <= count ? expf(min(score, 0.0f) - s.largest + 1) : 0.0f;", "differs"},
 	{"attention", "merge without rescaling", "s.sum = fmaf(next.sum, b, s.sum * a);", "s.sum = fmaf(next.sum, b, s.sum);", "differs"},
+
+	{"attention_tiles", "not causal: the next position is seen", "r % 2 > position[i])", "r % 2 > position[i] + 1)", "differs"},
+	{"attention_tiles", "wrong KV head", "own[p / block_size] * nkv + kv)", "own[p / block_size] * nkv)", "differs"},
+	{"attention_tiles", "missing barrier before the keys", "		__syncthreads();  // the keys", "		// the keys", "shared memory"},
+	{"attention_tiles", "missing barrier before the values", "		__syncthreads();  // the values", "		// the values", "shared memory"},
+	{"attention_tiles", "copies not waited for", "		cp_async_wait<0>();\n		__syncthreads();  // the values", "		__syncthreads();  // the values", "nothing has written"},
+	{"attention_tiles", "unmasked tail of the context", "bool wanted = p < context && d < dim;", "bool wanted = d < dim;", ""},
+	{"attention_tiles", "race: unmasked tail of the queries", "group + i * 8 >= count) continue;", "group + i * 8 >= count + 8) continue;", "race on device memory"},
+	{"attention_tiles", "sum without rescaling", "fmaf(sum[i], scale[i], part)", "sum[i] + part", "differs"},
+	{"attention_tiles", "low parts of the queries forgotten", "					mma_bf16(S[n], rest, pair);\n", "", "differs"},
 
 	{"delta", "convolution with the taps reversed", "weight[c * taps + tap]", "weight[c * taps + taps - 1 - tap]", "differs"},
 	{"delta", "convolution state not moved on", "past[tap * channels] = x[j];", "past[tap * channels] = x[max_taps - 2];", "differs"},

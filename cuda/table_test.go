@@ -360,6 +360,8 @@ func (s *sheet) of(kernel string, args []uint64) (shape string, bytes, flops flo
 		return "", 2*s.element*kvHeads*dim*context + s.partial()*4*dim, 4 * heads * dim * attended
 	case kernel == "attention_merge":
 		return "", s.partial() * (4*dim + 8), s.partial() * 4 * dim
+	case strings.HasPrefix(kernel, "attention_tiles"):
+		return "", 2*s.element*kvHeads*dim*context + 8*n*heads*dim, 8 * heads * dim * attended
 	case strings.HasPrefix(kernel, "attention_walk"):
 		return "", 2 * s.element * kvHeads * dim * context, 4 * heads * dim * attended
 	case kernel == "argmax_shares":

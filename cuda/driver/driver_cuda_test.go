@@ -49,7 +49,7 @@ func use(d Device) error {
 	var l List
 	l.Fill(p, 0xff, 64)
 	l.Upload(p, host[:12])
-	l.Launch(k, Dim{1, 2, 3}, Dim{32, 1, 1}, 0, uint64(p)+4, 77)
+	l.Launch(k, Dim{1, 2, 3}, Dim{32, 1, 1}, 100<<10, uint64(p)+4, 77) // more shared memory than without asking
 	l.Copy(p.At(32), p, 16)
 	l.Download(host[:12], p.At(32))
 	l.Download(host[12:], p.At(44))
@@ -116,6 +116,8 @@ func TestDriverErrors(t *testing.T) {
 		{"cuMemAlloc_v2=2", ErrOutOfMemory, "64 bytes"},
 		{"cuMemAlloc_v2=2", ErrOutOfMemory, "3 MiB of 5 MiB are free"},
 		{"cuMemHostAlloc=2", nil, "cuMemHostAlloc"},
+		{"cuFuncGetAttribute=1", nil, "cuFuncGetAttribute"},
+		{"cuFuncSetAttribute=1", nil, "cuFuncSetAttribute"},
 		{"cuLaunchKernel=1", ErrKernel, "command 2 of 6"},
 		{"cuMemcpyDtoDAsync_v2=1", ErrKernel, "command 3 of 6"},
 		{"cuStreamSynchronize=700", ErrKernel, "illegal memory access"},

@@ -30,6 +30,9 @@ enum {
 	CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
 	CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97,
 
+	CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1,
+	CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
+
 	CU_JIT_ERROR_LOG_BUFFER = 5,
 	CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6,
 
@@ -76,6 +79,8 @@ enum {
 	X(cuModuleLoadDataEx, (CUmodule *, const void *, unsigned, int *, void **))                                    \
 	X(cuModuleUnload, (CUmodule))                                                                                  \
 	X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *))                                                 \
+	X(cuFuncGetAttribute, (int *, int, CUfunction))                                                                \
+	X(cuFuncSetAttribute, (CUfunction, int, int))                                                                  \
 	X(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, \
 	                   void **, void **))
 

@@ -39,6 +39,8 @@ static CUresult event_record(cuda_library *l, CUevent e, CUstream s) { return l-
 static CUresult event_elapsed(cuda_library *l, float *ms, CUevent a, CUevent b) { return l->cuEventElapsedTime(ms, a, b); }
 static CUresult module_unload(cuda_library *l, CUmodule m) { return l->cuModuleUnload(m); }
 static CUresult module_function(cuda_library *l, CUfunction *f, CUmodule m, const char *s) { return l->cuModuleGetFunction(f, m, s); }
+static CUresult function_get(cuda_library *l, int *v, int a, CUfunction f) { return l->cuFuncGetAttribute(v, a, f); }
+static CUresult function_set(cuda_library *l, CUfunction f, int a, int v) { return l->cuFuncSetAttribute(f, a, v); }
 */
 import "C"
 
@@ -314,12 +316,23 @@ func (d *device) Kernel(name string) (k Kernel, err error) {
 			var f C.CUfunction
 			if C.module_function(d.lib, &f, m, s) == C.CUDA_SUCCESS {
 				k = Kernel(uintptr(unsafe.Pointer(f)))
-				return nil
+				return d.allowShared(f)
 			}
 		}
 		return fmt.Errorf("no kernel %q in %d modules", name, len(d.modules))
 	})
 	return k, err
+}
+
+// allowShared lets launches ask for all the shared memory that a block may
+// have, which is more than what they may ask for unless told.
+func (d *device) allowShared(f C.CUfunction) error {
+	var static C.int
+	if err := d.check(C.function_get(d.lib, &static, C.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, f), "cuFuncGetAttribute"); err != nil {
+		return err
+	}
+	most := C.int(d.info.SharedPerBlock) - static
+	return d.check(C.function_set(d.lib, f, C.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most), "cuFuncSetAttribute")
 }
 
 func (d *device) Run(l *List, seconds *float64) error {

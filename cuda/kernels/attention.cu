@@ -1,9 +1,11 @@
-// Attention over paged keys and values.
+// Attention over paged keys and values: preparation, and the tokens that
+// attention_tiles.cu does not take, which is those of decode rows, and all where
+// the cache is f32 or heads are not whole tiles.
 //
 // A token's context is cut into splits of 128 positions at fixed places. A
 // split is computed in one way only (split_softmax), and the splits are merged
 // in order of position (merge), be it by one block that walks over them all
-// (prompts) or by a second kernel (decode): the bits are the same.
+// (many tokens) or by a second kernel (few): the bits are the same.
 //
 // Cache: [KV block][KV head][position in block][dim], of one layer.
 #include "device.cuh"
@@ -182,19 +184,22 @@ static __device__ __forceinline__ void write_attended(float *dst, int width, con
 	}
 }
 
-// Prompts: one block walks over the context of one head of one token.
+// token_of is the token of a block: number i, or of a list if there is one.
+static __device__ __forceinline__ int token_of(const int32_t *tokens, int i) { return tokens ? tokens[i] : i; }
+
+// Many tokens: one block walks over the context of one head of one token.
 // grid: (heads, tokens)
 template <typename T>
 static __device__ __forceinline__ void attention_walk(float *dst, int width, const float *qkv, int qkv_width, const float *q,
                                                       const T *keys, const T *values, int nq, int nkv, int dim, int gated,
                                                       const int32_t *positions, const int32_t *token_rows,
-                                                      const int32_t *row_blocks, const int32_t *blocks, int block_size, int t0) {
+                                                      const int32_t *row_blocks, const int32_t *blocks, int block_size, const int32_t *tokens) {
 	SHARED(float, query, max_dim);
 	SHARED(float, weights, split);
 	SHARED(int, rows, split);
 	SHARED(float, scratch, 8);
 	workshop shop = {query, weights, scratch, rows};
-	int h = blockIdx.x, t = t0 + blockIdx.y;
+	int h = blockIdx.x, t = token_of(tokens, blockIdx.y);
 	for (int d = threadIdx.x; d < dim; d += split) query[d] = q[((int64_t)t * nq + h) * dim + d];
 	const int32_t *own = blocks + row_blocks[token_rows[t]];
 	int context = positions[t] + 1;
@@ -208,20 +213,20 @@ static __device__ __forceinline__ void attention_walk(float *dst, int width, con
 	write_attended(dst, width, qkv, qkv_width, s, t, h, dim, gated);
 }
 
-// Decode: many blocks share the context of one head of one token, and leave
+// Few tokens: many blocks share the context of one head of one token, and leave
 // their splits to attention_merge: values [token][head][split][dim], and the
 // pairs of largest and sum. grid: (heads, tokens, blocks sharing)
 template <typename T>
 static __device__ __forceinline__ void attention_splits(float *values_out, float2 *sums_out, const float *q, const T *keys,
                                                         const T *values, int nq, int nkv, int dim, int max_splits,
                                                         const int32_t *positions, const int32_t *token_rows,
-                                                        const int32_t *row_blocks, const int32_t *blocks, int block_size, int t0) {
+                                                        const int32_t *row_blocks, const int32_t *blocks, int block_size, const int32_t *tokens) {
 	SHARED(float, query, max_dim);
 	SHARED(float, weights, split);
 	SHARED(int, rows, split);
 	SHARED(float, scratch, 8);
 	workshop shop = {query, weights, scratch, rows};
-	int h = blockIdx.x, t = t0 + blockIdx.y;
+	int h = blockIdx.x, t = token_of(tokens, blockIdx.y);
 	int context = positions[t] + 1;
 	if ((int)blockIdx.z * split >= context) return;
 	for (int d = threadIdx.x; d < dim; d += split) query[d] = q[((int64_t)t * nq + h) * dim + d];
@@ -243,8 +248,8 @@ static __device__ __forceinline__ void attention_splits(float *values_out, float
 
 // grid: (heads, tokens)
 KERNEL(128, attention_merge, float *dst, int width, const float *qkv, int qkv_width, const float *values, const float2 *sums,
-       int nq, int dim, int gated, int max_splits, const int32_t *positions, int t0) {
-	int h = blockIdx.x, t = t0 + blockIdx.y;
+       int nq, int dim, int gated, int max_splits, const int32_t *positions, const int32_t *tokens) {
+	int h = blockIdx.x, t = token_of(tokens, blockIdx.y);
 	softmax s = empty();
 	for (int i = 0; i * split <= positions[t]; i++) {
 		int64_t at = ((int64_t)blockIdx.y * nq + h) * max_splits + i;
@@ -264,15 +269,15 @@ KERNEL(128, attention_merge, float *dst, int width, const float *qkv, int qkv_wi
 #define ATTENTION(suffix, T)                                                                                              \
 	KERNEL(128, attention_walk_##suffix, float *dst, int width, const float *qkv, int qkv_width, const float *q,          \
 	       const T *keys, const T *values, int nq, int nkv, int dim, int gated, const int32_t *positions,                 \
-	       const int32_t *token_rows, const int32_t *row_blocks, const int32_t *blocks, int block_size, int t0) {         \
+	       const int32_t *token_rows, const int32_t *row_blocks, const int32_t *blocks, int block_size, const int32_t *tokens) {         \
 		attention_walk<T>(dst, width, qkv, qkv_width, q, keys, values, nq, nkv, dim, gated, positions, token_rows,        \
-		                  row_blocks, blocks, block_size, t0);                                                            \
+		                  row_blocks, blocks, block_size, tokens);                                                            \
 	}                                                                                                                     \
 	KERNEL(128, attention_splits_##suffix, float *values_out, float2 *sums_out, const float *q, const T *keys,            \
 	       const T *values, int nq, int nkv, int dim, int max_splits, const int32_t *positions,                           \
-	       const int32_t *token_rows, const int32_t *row_blocks, const int32_t *blocks, int block_size, int t0) {         \
+	       const int32_t *token_rows, const int32_t *row_blocks, const int32_t *blocks, int block_size, const int32_t *tokens) {         \
 		attention_splits<T>(values_out, sums_out, q, keys, values, nq, nkv, dim, max_splits, positions, token_rows,       \
-		                    row_blocks, blocks, block_size, t0);                                                          \
+		                    row_blocks, blocks, block_size, tokens);                                                          \
 	}
 ATTENTION(bf16, uint16_t)
 ATTENTION(f32, float)

@@ -51,20 +51,6 @@ static __device__ __forceinline__ const float *decays_of(const float *decays, in
 	return decays + ((int64_t)t * value_heads + j * chunk) * 2;
 }
 
-// left is mma's first operand, 16 rows × 16 columns in two parts.
-struct left { uint32_t high[4], low[4]; };
-
-// left_of takes two accumulators side by side, which hold 16 rows × 8 columns
-// each: where a lane has them is where it needs them.
-static __device__ __forceinline__ left left_of(const float (&a)[4], const float (&b)[4]) {
-	left l;
-	split_pair(a[0], a[1], l.high[0], l.low[0]);
-	split_pair(a[2], a[3], l.high[1], l.low[1]);
-	split_pair(b[0], b[1], l.high[2], l.low[2]);
-	split_pair(b[2], b[3], l.high[3], l.low[3]);
-	return l;
-}
-
 // multiply adds the products of one left operand and N tiles, a pass over all
 // tiles for each kind of product, so that no mma waits for the one before it.
 template <int N> static __device__ __forceinline__ void multiply(float (&d)[N][4], const left &a, const uint4 (&b)[N]) {

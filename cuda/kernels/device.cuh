@@ -4,8 +4,9 @@
 //
 // Everywhere: multiply and add are fused only where fmaf says so (the build
 // forbids it elsewhere), and no sum depends on how many tokens there are. So
-// one token's result is the same, bit for bit, in any batch and in any kernel
-// that computes it.
+// one token's result is the same, bit for bit, in any batch. It is the same in
+// any kernel that computes it, except that attention and the gated delta rule
+// have kernels of their own for prompts, which a row gets for what it is.
 #pragma once
 
 #ifndef __CUDACC_RTC__
@@ -34,6 +35,18 @@ static __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&
 	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
 	             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// ldmatrix reads four 8×8 matrices of bf16 from shared memory: lane l gives the
+// address of row l%8 of matrix l/8, and gets of each matrix row g, columns 2q
+// and 2q+1; of its transpose with ldmatrix_transposed.
+static __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const void *row) {
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+	             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
+}
+static __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], const void *row) {
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+	             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
 }
 
 // stream loads what is read once, without keeping it in the first cache.
@@ -89,6 +102,20 @@ static __device__ __forceinline__ uint4 split_tile(float a, float b, float c, fl
 	split_pair(a, b, v.x, v.z);
 	split_pair(c, d, v.y, v.w);
 	return v;
+}
+
+// left is mma's first operand, 16 rows × 16 columns in two parts.
+struct left { uint32_t high[4], low[4]; };
+
+// left_of takes two accumulators side by side, which hold 16 rows × 8 columns
+// each: where a lane has them is where it needs them.
+static __device__ __forceinline__ left left_of(const float (&a)[4], const float (&b)[4]) {
+	left l;
+	split_pair(a[0], a[1], l.high[0], l.low[0]);
+	split_pair(a[2], a[3], l.high[1], l.low[1]);
+	split_pair(b[0], b[1], l.high[2], l.low[2]);
+	split_pair(b[2], b[3], l.high[3], l.low[3]);
+	return l;
 }
 
 // ---- functions

@@ -27,8 +27,8 @@ var flags = []string{"-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden",
 	"-fcf-protection=none", "-Wall", "-Wno-unknown-pragmas", "-Wno-unused"}
 
 // Every load and store of a kernel calls the runtime; loops stay loops, so
-// that none hides in a call of memcpy.
-var kernelFlags = []string{"-fsanitize=thread", "-fno-tree-loop-distribute-patterns", "-fno-exceptions"}
+// that none hides in a call of memcpy, and a barrier stays one place.
+var kernelFlags = []string{"-fsanitize=thread", "-fno-tree-loop-distribute-patterns", "-fno-thread-jumps", "-fno-exceptions"}
 
 // library compiles the sources and returns the path of the shared object,
 // from the cache if it is there.

@@ -158,6 +158,24 @@ KERNEL(64, atomic_and_load, float *out, const float *in) {
 	atomicAdd(n, 1u);
 	out[threadIdx.x] = n[0] + in[threadIdx.x]; // HERE
 }
+KERNEL(64, matrices, float *out, const float *in) {
+	// Numbers 0 … 255 of 16 bits, read in both ways, and only by the first warp.
+	SHARED(uint16_t, s, 256);
+	for (int i = threadIdx.x; i < 256; i += 64) s[i] = i;
+	__syncthreads();
+	uint32_t r[4], t[4];
+	ldmatrix(r, s + threadIdx.x % 32 * 8);
+	ldmatrix_transposed(t, s + threadIdx.x % 32 * 8);
+	if (threadIdx.x >= 32) return;
+	for (int m = 0; m < 4; m++) out[threadIdx.x * 4 + m] = (r[m] & 0xffff) + (t[m] >> 16) * 1000 + 0 * in[0];
+}
+KERNEL(64, matrix_without_barrier, float *out, const float *in) {
+	SHARED(uint16_t, s, 256);
+	for (int i = threadIdx.x; i < 256; i += 64) s[i] = i;
+	uint32_t r[4];
+	ldmatrix(r, s + threadIdx.x % 32 * 8); // HERE
+	out[threadIdx.x] = r[0] + in[threadIdx.x];
+}
 KERNEL(64, mma, float *out, const float *in) {
 	// a is the identity, b counts up: the product is b.
 	unsigned g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, one = 0x3f80;
@@ -178,7 +196,7 @@ func run(t *testing.T, d driver.Device, name string, grid uint32) ([]float32, er
 	in, err := d.Alloc(64 * 4)
 	require.NoError(t, err)
 	length := 64
-	if name == "mma" {
+	if name == "mma" || name == "matrices" {
 		length = 128
 	}
 	out, err := d.Alloc(int64(length) * 4)
@@ -223,6 +241,7 @@ func TestFinds(t *testing.T) {
 		{"two_barriers", "barrier divergence"},
 		{"copy_not_waited_for", "shared memory that nothing has written"},
 		{"copy_without_barrier", "race on shared memory"},
+		{"matrix_without_barrier", "shared memory"},
 		{"atomic_and_load", "race on shared memory"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -258,6 +277,11 @@ func TestRuns(t *testing.T) {
 				return 0
 			}
 			return float32(i + 1)
+		},
+		"matrices": func(i int) float32 { // lane i/4, matrix i%4
+			lane, m := i/4, i%4
+			row, column := lane/4, lane%4*2
+			return float32(m*64 + row*8 + column + (m*64+(column+1)*8+row)*1000)
 		},
 		"mma": func(i int) float32 { // lane i/4, register i%4
 			lane, r := i/4, i%4

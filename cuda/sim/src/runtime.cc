@@ -468,6 +468,31 @@ void sim_mma_bf16(float *d, const uint32_t *a, const uint32_t *b) {
 	wait_warp(CALLER, false);
 }
 
+// Four 8×8 matrices of 16-bit numbers, lane l giving row l%8 of matrix l/8. The
+// lane that comes last hands them out.
+void sim_ldmatrix(uint32_t *r, const void *row, int transposed) {
+	if (!shared.holds(row)) fail(CALLER, 0, "ldmatrix from memory that is not shared");
+	if ((uintptr_t)row % 16) fail(CALLER, 0, "ldmatrix at a misaligned address");
+	load(shared, (const char *)row, 16, CALLER);
+	uint64_t *slot = self->slot + 2;
+	slot[0] = (uint64_t)r, slot[1] = (uint64_t)row;
+	const warp &w = warps[self_id / 32];
+	if (w.arrived == 31 && w.at == CALLER) {
+		const fiber *lanes = fibers + self_id / 32 * 32;
+		for (int l = 0; l < 32; l++)
+			for (int m = 0; m < 4; m++) {
+				uint32_t word = 0;
+				for (int e = 0; e < 2; e++) {
+					int i = l / 4, j = l % 4 * 2 + e;
+					const uint16_t *from = (const uint16_t *)lanes[m * 8 + (transposed ? j : i)].slot[3];
+					word |= (uint32_t)from[transposed ? i : j] << (16 * e);
+				}
+				((uint32_t *)lanes[l].slot[2])[m] = word;
+			}
+	}
+	wait_warp(CALLER, false);
+}
+
 // An asynchronous copy happens when it is waited for, and not before; what
 // reads its target earlier finds memory that nothing has written.
 void sim_cp_async16(void *dst, const void *src, int bytes) {

@@ -26,6 +26,7 @@ void sim_syncwarp(void);
 uint64_t sim_exchange(uint64_t value, unsigned source_lane);
 unsigned sim_ballot(int predicate);
 void sim_mma_bf16(float *d, const uint32_t *a, const uint32_t *b);
+void sim_ldmatrix(uint32_t *r, const void *row, int transposed);
 void sim_cp_async16(void *shared, const void *global, int bytes);
 void sim_cp_async_commit(void);
 void sim_cp_async_wait(int pending);
@@ -113,6 +114,8 @@ static inline unsigned atomicAdd(unsigned *p, unsigned v) { return sim_atomic_ad
 static inline unsigned atomicMax(unsigned *p, unsigned v) { return sim_atomic_max(p, v); }
 
 static inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { sim_mma_bf16(d, a, b); }
+static inline void ldmatrix(uint32_t (&r)[4], const void *row) { sim_ldmatrix(r, row, 0); }
+static inline void ldmatrix_transposed(uint32_t (&r)[4], const void *row) { sim_ldmatrix(r, row, 1); }
 static inline uint4 stream(const uint4 *p) { return *p; }
 static inline void cp_async16(void *shared, const void *global, int bytes) { sim_cp_async16(shared, global, bytes); }
 static inline void cp_async_commit() { sim_cp_async_commit(); }
