@@ -5,9 +5,8 @@
 // Ops record launches; Sample and Read send them off and wait. A decode step
 // that was seen before is one graph launch.
 //
-// It does not fall back to the CPU: asked for a GPU means a GPU. It draws
-// tokens greedily on the device; other sampling reads the logits back and uses
-// the sampler of package backend, as the other backends do.
+// It does not fall back to the CPU: asked for a GPU means a GPU. Tokens are
+// drawn on the device, whatever the sampling.
 package cuda
 
 import (
@@ -180,6 +179,9 @@ const (
 	kDeltaNorm
 	kArgmaxShares
 	kArgmaxMerge
+	kDrawFirst
+	kDrawNext
+	kDrawLast
 	kernelCount
 )
 
@@ -192,5 +194,5 @@ var kernelNames = [kernelCount]string{
 	"attention_splits_bf16", "attention_splits_f32", "attention_merge",
 	"attention_tiles_64", "attention_tiles_128", "attention_tiles_256",
 	"delta_conv", "delta_rule", "delta_prepare", "delta_chunks", "delta_norm",
-	"argmax_shares", "argmax_merge",
+	"argmax_shares", "argmax_merge", "draw_first", "draw_next", "draw_last",
 }

@@ -34,7 +34,11 @@ func serve(b backend.Backend, ck *model.Checkpoint, after func(step int)) ([][]i
 			}
 			defer seq.Close()
 			prompt := []int32{5, 3, 9, 1, 7, 2, 8, 6, 4, 11, 10, 12}[:10+2*i]
-			batch.Rows = append(batch.Rows, engine.Row{Seq: seq, Tokens: prompt, Prompt: true, Sample: true})
+			row := engine.Row{Seq: seq, Tokens: prompt, Prompt: true, Sample: true}
+			if i == 1 {
+				row.Sampling = engine.Sampling{Temperature: 0.9, TopK: 60, TopP: 0.95, Seed: 7}
+			}
+			batch.Rows = append(batch.Rows, row)
 			out = append(out, nil)
 		}
 		for step := range 6 {

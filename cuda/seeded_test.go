@@ -259,6 +259,47 @@ var probes = map[string]func(p *probe){
 		}
 		p.out = append(p.out, []float32{float32(out[0])})
 	},
+	"draw": func(p *probe) {
+		// Many logits are equal, across all shares and both zeros.
+		const vocab = 2300
+		params := []backend.Sampling{
+			{Temperature: 1}, {Temperature: 0.8, TopK: 40}, {Temperature: 1.2, TopP: 0.9}, {Temperature: 2, TopK: 300, TopP: 0.6},
+			{}, {Temperature: 0.5, TopK: vocab}, {Temperature: 3, TopP: 0.999}, {Temperature: 0.3, TopK: 2},
+		}
+		x := p.values(len(params) * vocab)
+		for i := range x {
+			x[i] = float32(math.Round(3*float64(x[i])) / 3)
+		}
+		x[5] = float32(math.Inf(-1))
+		table := must(p.b.NewMatrix(backend.Stacked, &source{shape: []int{len(params), vocab}, x: x}))
+		logits := must(p.b.NewBuffer(len(params), vocab))
+		draw := func(first, n int) []int32 {
+			step := &backend.Step{}
+			for i := range n {
+				step.Tokens = append(step.Tokens, int32(first+i))
+				step.Rows = append(step.Rows, backend.Row{First: i, Count: 1})
+			}
+			p.b.Begin(step)
+			p.b.Embed(logits, table)
+			out := make([]int32, n)
+			if err := p.b.Sample(out, logits, params[first:first+n]); err != nil {
+				panic(err)
+			}
+			return out
+		}
+		rng := rand.New(rand.NewPCG(probeSeed, 1))
+		for round := range 4 {
+			for i := range params {
+				params[i].Uniform = rng.Float64()
+			}
+			together := draw(0, len(params))
+			for _, t := range together {
+				p.out = append(p.out, []float32{float32(t)})
+			}
+			alone := draw(2*round, 1)[0]
+			p.out = append(p.out, []float32{float32(alone - together[2*round])})
+		}
+	},
 }
 
 // delta runs two steps of the same rows, the second from the state of the first.
@@ -401,6 +442,20 @@ var seeded = []struct {
 	{"sample", "last of the largest", "(a == b && i < j)", "(a == b && i > j)", "differs"},
 	{"sample", "missing barrier between warps", "	__syncthreads();\n	for (int w", "	for (int w", ""},
 	{"sample", "a share left out", "i += gridDim.x * 256)", "i += gridDim.x * 512)", "differs"},
+
+	{"draw", "missing barrier before the bins are filled", "	__syncthreads();\n	int shift", "	int shift", "shared memory"},
+	{"draw", "race: a bin without an atomic", "atomicAdd(&count[key >> shift & 255], 1u);", "count[key >> shift & 255] += 1u;", "shared memory"},
+	{"draw", "race: blocks without an atomic", "atomicAdd(&h.count[d], count[d]);", "h.count[d] += count[d];", "race"},
+	{"draw", "a share left out", "i += gridDim.x * blockDim.x)", "i += 2 * gridDim.x * blockDim.x)", "differs"},
+	{"draw", "temperature forgotten", " / (double)p.temperature);", ");", "differs"},
+	{"draw", "the last of equals", "return 0xffffffu - i;", "return i;", "differs"},
+	{"draw", "two zeros", "__float_as_uint(x + 0.0f)", "__float_as_uint(x)", "differs"},
+	{"draw", "top-k keeps all equals", "(s.target - s.count) * one", "e.in_mass", "differs"},
+	{"draw", "top-p keeps all equals", "(s.target - s.mass + one - 1) / one * one", "e.in_mass", "differs"},
+	{"draw", "the index begins anew", "if (s.phase != by_logit) {", "if (true) {", ""},
+	{"draw", "bits that are known not looked at", "if (level > 0 && key >> (shift + 8) != s.prefix) continue;", "", ""},
+	{"draw", "of the drawn logit not only its tokens", "if (some && key != s.key) continue;", "", "differs"},
+	{"draw", "told before it is known", "	__syncthreads();\n	place p = *told;", "	place p = *told;", ""},
 }
 
 // TestSeededBugs: each bug is found, so that a test which passes means something.

@@ -3,7 +3,6 @@ package cuda
 import (
 	"fmt"
 	"math"
-	"slices"
 
 	"github.com/batchproof/batchproof/cuda/driver"
 	"github.com/batchproof/batchproof/engine/backend"
@@ -263,7 +262,7 @@ type sampling struct {
 	found          driver.Ptr // of each row: token, bits of its logit
 	host           []byte     // copy of found
 	row            []byte     // copy of one row of a buffer
-	sampler        backend.Sampler
+	draws          draws
 }
 
 // growSample makes room for drawing from a buffer of that size, and for reading it.
@@ -306,8 +305,7 @@ func (b *Backend) growSample(rows, width int) (err error) {
 	return nil
 }
 
-// Sample finds the largest logits on the device; rows that are not greedy are
-// read back instead and drawn on the host.
+// Sample finds the largest logits, and draws for the rows that are not greedy.
 func (b *Backend) Sample(out []int32, logits backend.Buffer, params []backend.Sampling) error {
 	if !(len(out) == len(params)) {
 		broken("%d tokens to sample, %d parameters", len(out), len(params))
@@ -319,27 +317,20 @@ func (b *Backend) Sample(out []int32, logits backend.Buffer, params []backend.Sa
 	if !(len(out) <= l.tokens) {
 		broken("%d tokens to sample from %d rows", len(out), l.tokens)
 	}
-	if slices.ContainsFunc(params, greedy) {
-		n := min(ceil(l.width, 2048), maxShares)
-		b.launch(kArgmaxShares, dim(n, len(out), 1), 256, 0, ptr(s.values), ptr(s.places), ptr(l.ptr), i32(l.width), i32(l.width))
-		b.launch(kArgmaxMerge, dim(len(out), 1, 1), 256, 0, ptr(s.found), ptr(s.values), ptr(s.places), i32(n))
-		b.list.Download(s.host[:len(out)*8], s.found)
+	n := min(ceil(l.width, 2048), maxShares)
+	b.launch(kArgmaxShares, dim(n, len(out), 1), 256, 0, ptr(s.values), ptr(s.places), ptr(l.ptr), i32(l.width), i32(l.width))
+	b.launch(kArgmaxMerge, dim(len(out), 1, 1), 256, 0, ptr(s.found), ptr(s.values), ptr(s.places), i32(n))
+	if !allGreedy(params) {
+		if err := b.draw(l, params); err != nil {
+			return err
+		}
 	}
+	b.list.Download(s.host[:len(out)*8], s.found)
 	if err := b.flush(true); err != nil {
 		return err
 	}
 	found := ints(s.host)
-	for i, p := range params {
-		if !greedy(p) {
-			row, err := b.readRow(l, i, l.width)
-			if err != nil {
-				return err
-			}
-			if out[i], err = s.sampler.Sample(i, row, p); err != nil {
-				return err
-			}
-			continue
-		}
+	for i := range out {
 		token, largest := found[2*i], math.Float32frombits(uint32(found[2*i+1]))
 		switch {
 		case token < 0:
@@ -351,8 +342,6 @@ func (b *Backend) Sample(out []int32, logits backend.Buffer, params []backend.Sa
 	}
 	return nil
 }
-
-func greedy(p backend.Sampling) bool { return p.Temperature == 0 || p.TopK == 1 }
 
 // Read copies the first len(dst) values of a token's row.
 func (b *Backend) Read(dst []float32, src backend.Buffer, token int) error {

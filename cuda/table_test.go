@@ -366,6 +366,8 @@ func (s *sheet) of(kernel string, args []uint64) (shape string, bytes, flops flo
 		return "", 2 * s.element * kvHeads * dim * context, 4 * heads * dim * attended
 	case kernel == "argmax_shares":
 		return "", 4 * rows * float64(c.Vocab), rows * float64(c.Vocab)
+	case kernel == "draw_first" || kernel == "draw_next":
+		return "", 4 * rows * float64(c.Vocab), 0
 	case strings.HasPrefix(kernel, "embed"):
 		return "", n * float64(c.Hidden) * (s.element + 4), 0
 	case kernel == "gather":

@@ -528,23 +528,31 @@ void sim_cp_async_wait(int pending) {
 	self->groups -= done;
 }
 
-static void atomic_access(unsigned *p, uintptr_t at) {
+static void atomic_access(void *p, size_t bytes, uintptr_t at) {
 	const arena &a = shared.holds(p) ? shared : device;
 	if (!a.holds(p)) fail(at, 0, "atomic on memory that is neither device nor shared memory");
-	shadow *s = a.of(p);
+	if ((uintptr_t)p % bytes != 0) fail(at, 0, "atomic of %zu bytes at a misaligned address", bytes);
+	shadow *s = a.of((const char *)p);
 	if (s->written == never) fail(at, 0, "atomic on %s memory that nothing has written", space(a));
-	store(a, (const char *)p, 4, at, true);
+	store(a, (const char *)p, bytes, at, true);
 }
 
 unsigned sim_atomic_add(unsigned *p, unsigned v) {
-	atomic_access(p, CALLER);
+	atomic_access(p, 4, CALLER);
 	unsigned old = *p;
 	*p = old + v;
 	return old;
 }
 
+uint64_t sim_atomic_add64(uint64_t *p, uint64_t v) {
+	atomic_access(p, 8, CALLER);
+	uint64_t old = *p;
+	*p = old + v;
+	return old;
+}
+
 unsigned sim_atomic_max(unsigned *p, unsigned v) {
-	atomic_access(p, CALLER);
+	atomic_access(p, 4, CALLER);
 	unsigned old = *p;
 	if (v > old) *p = v;
 	return old;

@@ -31,6 +31,7 @@ void sim_cp_async16(void *shared, const void *global, int bytes);
 void sim_cp_async_commit(void);
 void sim_cp_async_wait(int pending);
 unsigned sim_atomic_add(unsigned *p, unsigned v);
+uint64_t sim_atomic_add64(uint64_t *p, uint64_t v);
 unsigned sim_atomic_max(unsigned *p, unsigned v);
 void sim_register(const char *name, void (*call)(const uint64_t *args), int args, int max_threads);
 }
@@ -111,6 +112,7 @@ template <typename T> static inline T min(T a, T b) { return b < a ? b : a; }
 template <typename T> static inline T max(T a, T b) { return a < b ? b : a; }
 
 static inline unsigned atomicAdd(unsigned *p, unsigned v) { return sim_atomic_add(p, v); }
+static inline uint64_t atomicAdd(uint64_t *p, uint64_t v) { return sim_atomic_add64(p, v); }
 static inline unsigned atomicMax(unsigned *p, unsigned v) { return sim_atomic_max(p, v); }
 
 static inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { sim_mma_bf16(d, a, b); }
