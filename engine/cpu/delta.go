@@ -119,6 +119,9 @@ func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
 	sp, dims := t.s.spec, t.s.dims
 	perHead := sp.ValueHeads / sp.KeyHeads
 	padded := t.s.tiles * deltaTile
+	// What the convolutions fetch lies too far apart for the processor to
+	// foresee: the inputs of a later token, and of values their z.
+	later, z := 2*t.in.width, sp.ValueHeads*sp.ValueDim
 	state, past, open := t.s.slot(t.d.Layer, row.Slot)
 	keys := open.keys[head*dims*deltaBlock:][:dims*deltaBlock]
 	begun := open.tokens // of the block
@@ -127,12 +130,12 @@ func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
 		t.inputs(w, past, row, first, tokens)
 		for i := range tokens {
 			q, k := w.q[i*dims:][:sp.KeyDim], w.k[i*dims:][:sp.KeyDim]
-			t.convolve(q, w.rows[i:], head*sp.KeyDim)
-			t.convolve(k, w.rows[i:], (sp.KeyHeads+head)*sp.KeyDim)
+			t.convolve(q, w.rows[i:], head*sp.KeyDim, later)
+			t.convolve(k, w.rows[i:], (sp.KeyHeads+head)*sp.KeyDim, later)
 			w.qInv[i], w.kInv[i] = t.norm(q, 1/math.Sqrt(float64(sp.KeyDim))), t.norm(k, 1)
 			for j := range perHead {
 				v := w.v[(i*perHead+j)*padded:][:sp.ValueDim]
-				t.convolve(v, w.rows[i:], 2*sp.KeyHeads*sp.KeyDim+(head*perHead+j)*sp.ValueDim)
+				t.convolve(v, w.rows[i:], 2*sp.KeyHeads*sp.KeyDim+(head*perHead+j)*sp.ValueDim, z)
 			}
 		}
 		if tokens == deltaBlock {
@@ -174,9 +177,9 @@ func (t *deltaTask) inputs(w *deltaWorker, past []float32, row *backend.Row, fir
 
 // convolve is silu of the causal convolution of some channels, from one on,
 // for the token whose oldest input comes first.
-func (t *deltaTask) convolve(dst []float32, rows []*float32, channel int) {
+func (t *deltaTask) convolve(dst []float32, rows []*float32, channel, ahead int) {
 	sp := t.s.spec
-	t.k.convolve(&dst[0], &rows[0], &t.taps[t.d.Layer].w[0], channel, len(dst), sp.ConvWidth, sp.ConvDim())
+	t.k.convolve(&dst[0], &rows[0], &t.taps[t.d.Layer].w[0], channel, len(dst), sp.ConvWidth, sp.ConvDim(), ahead)
 }
 
 // remember moves the last inputs of some channels into the past.

@@ -251,7 +251,7 @@ func updateGeneric(s, kq, d *float32, dims int, decay float32) {
 	}
 }
 
-func convolveGeneric(dst *float32, rows **float32, w *float32, at, n, taps, stride int) {
+func convolveGeneric(dst *float32, rows **float32, w *float32, at, n, taps, stride, _ int) {
 	d := unsafe.Slice(dst, n)
 	for c := range d {
 		sum := float32(0)

@@ -4440,17 +4440,19 @@ tokenb:
 	VZEROUPPER
 	RET
 
-// func convolveAVX2(dst *float32, rows **float32, w *float32, at int, n int, taps int, stride int)
-// Requires: AVX, AVX2, FMA3
-TEXT ·convolveAVX2(SB), NOSPLIT, $0-56
+// func convolveAVX2(dst *float32, rows **float32, w *float32, at int, n int, taps int, stride int, ahead int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·convolveAVX2(SB), NOSPLIT, $0-64
 	MOVQ    dst+0(FP), AX
 	MOVQ    rows+8(FP), CX
 	MOVQ    w+16(FP), DX
 	MOVQ    at+24(FP), BX
 	MOVQ    taps+40(FP), SI
 	MOVQ    stride+48(FP), DI
+	MOVQ    ahead+56(FP), R9
 	MOVQ    n+32(FP), R8
 	SHLQ    $0x02, DI
+	SHLQ    $0x02, R9
 	VMOVUPS expLow<>+0(SB), Y0
 	VMOVUPS expHigh<>+0(SB), Y1
 	SUBQ    $0x00000008, R8
@@ -4458,18 +4460,20 @@ TEXT ·convolveAVX2(SB), NOSPLIT, $0-56
 
 whole:
 	VPXOR Y2, Y2, Y2
-	XORQ  R9, R9
-	MOVQ  DX, R10
+	XORQ  R10, R10
+	MOVQ  DX, R11
 
 tap:
-	MOVQ        (CX)(R9*8), R11
-	VMOVUPS     (R11)(BX*4), Y3
-	VMOVUPS     (R10)(BX*4), Y4
+	MOVQ        (CX)(R10*8), R12
+	VMOVUPS     (R12)(BX*4), Y3
+	VMOVUPS     (R11)(BX*4), Y4
 	VFMADD231PS Y3, Y4, Y2
-	ADDQ        DI, R10
-	INCQ        R9
-	CMPQ        R9, SI
+	ADDQ        DI, R11
+	INCQ        R10
+	CMPQ        R10, SI
 	JNE         tap
+	LEAQ        (R12)(BX*4), R12
+	PREFETCHT0  (R12)(R9*1)
 	VPXOR       signs<>+0(SB), Y2, Y3
 	VMAXPS      Y3, Y0, Y3
 	VMINPS      Y3, Y1, Y3
@@ -4501,21 +4505,23 @@ tap:
 rest:
 	ADDQ    $0x00000008, R8
 	JZ      done
-	LEAQ    lanes<>+0(SB), R9
+	LEAQ    lanes<>+0(SB), R10
 	NEGQ    R8
-	VMOVDQU 64(R9)(R8*4), Y2
+	VMOVDQU 64(R10)(R8*4), Y2
 	VPXOR   Y3, Y3, Y3
 	XORQ    R8, R8
 
 restTap:
-	MOVQ        (CX)(R8*8), R9
-	VMASKMOVPS  (R9)(BX*4), Y2, Y4
+	MOVQ        (CX)(R8*8), R10
+	VMASKMOVPS  (R10)(BX*4), Y2, Y4
 	VMASKMOVPS  (DX)(BX*4), Y2, Y5
 	VFMADD231PS Y4, Y5, Y3
 	ADDQ        DI, DX
 	INCQ        R8
 	CMPQ        R8, SI
 	JNE         restTap
+	LEAQ        (R10)(BX*4), R10
+	PREFETCHT0  (R10)(R9*1)
 	VPXOR       signs<>+0(SB), Y3, Y4
 	VMAXPS      Y4, Y0, Y4
 	VMINPS      Y4, Y1, Y4
@@ -7092,17 +7098,19 @@ tokena:
 	VZEROUPPER
 	RET
 
-// func convolveAVX512(dst *float32, rows **float32, w *float32, at int, n int, taps int, stride int)
-// Requires: AVX, AVX512F
-TEXT ·convolveAVX512(SB), NOSPLIT, $0-56
+// func convolveAVX512(dst *float32, rows **float32, w *float32, at int, n int, taps int, stride int, ahead int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·convolveAVX512(SB), NOSPLIT, $0-64
 	MOVQ    dst+0(FP), AX
 	MOVQ    rows+8(FP), DX
 	MOVQ    w+16(FP), BX
 	MOVQ    at+24(FP), SI
 	MOVQ    taps+40(FP), DI
 	MOVQ    stride+48(FP), R8
+	MOVQ    ahead+56(FP), R9
 	MOVQ    n+32(FP), CX
 	SHLQ    $0x02, R8
+	SHLQ    $0x02, R9
 	VMOVUPS expLow<>+0(SB), Z0
 	VMOVUPS expHigh<>+0(SB), Z1
 	SUBQ    $0x00000010, CX
@@ -7110,18 +7118,20 @@ TEXT ·convolveAVX512(SB), NOSPLIT, $0-56
 
 whole:
 	VPXORD Z2, Z2, Z2
-	XORQ   R9, R9
-	MOVQ   BX, R10
+	XORQ   R10, R10
+	MOVQ   BX, R11
 
 tap:
-	MOVQ        (DX)(R9*8), R11
-	VMOVUPS     (R11)(SI*4), Z3
-	VMOVUPS     (R10)(SI*4), Z4
+	MOVQ        (DX)(R10*8), R12
+	VMOVUPS     (R12)(SI*4), Z3
+	VMOVUPS     (R11)(SI*4), Z4
 	VFMADD231PS Z3, Z4, Z2
-	ADDQ        R8, R10
-	INCQ        R9
-	CMPQ        R9, DI
+	ADDQ        R8, R11
+	INCQ        R10
+	CMPQ        R10, DI
 	JNE         tap
+	LEAQ        (R12)(SI*4), R12
+	PREFETCHT0  (R12)(R9*1)
 	VPXORD      signs<>+0(SB), Z2, Z3
 	VMAXPS      Z3, Z0, Z3
 	VMINPS      Z3, Z1, Z3
@@ -7153,22 +7163,24 @@ tap:
 rest:
 	ADDQ   $0x00000010, CX
 	JZ     done
-	MOVQ   $0x00000001, R9
-	SHLQ   CL, R9
-	DECQ   R9
-	KMOVW  R9, K1
+	MOVQ   $0x00000001, R10
+	SHLQ   CL, R10
+	DECQ   R10
+	KMOVW  R10, K1
 	VPXORD Z5, Z5, Z5
 	XORQ   CX, CX
 
 restTap:
-	MOVQ        (DX)(CX*8), R9
-	VMOVUPS.Z   (R9)(SI*4), K1, Z2
+	MOVQ        (DX)(CX*8), R10
+	VMOVUPS.Z   (R10)(SI*4), K1, Z2
 	VMOVUPS.Z   (BX)(SI*4), K1, Z3
 	VFMADD231PS Z2, Z3, Z5
 	ADDQ        R8, BX
 	INCQ        CX
 	CMPQ        CX, DI
 	JNE         restTap
+	LEAQ        (R10)(SI*4), R10
+	PREFETCHT0  (R10)(R9*1)
 	VPXORD      signs<>+0(SB), Z5, Z2
 	VMAXPS      Z2, Z0, Z2
 	VMINPS      Z2, Z1, Z2

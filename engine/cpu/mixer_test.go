@@ -119,7 +119,7 @@ func TestMixerKernelsAreGeneric(t *testing.T) {
 		for i := range rows {
 			rows[i] = &randomFloats(rng, channel+n)[0]
 		}
-		same(fmt.Sprintf("convolution of %d", n), x, func(m *mixerKernels, x *float32) { m.convolve(x, &rows[0], &w[0], channel, n, taps, n+9-channel) })
+		same(fmt.Sprintf("convolution of %d", n), x, func(m *mixerKernels, x *float32) { m.convolve(x, &rows[0], &w[0], channel, n, taps, n+9-channel, n) })
 		turned := append(append([]float32(nil), x...), y...)
 		same(fmt.Sprintf("rotation of %d", n), turned, func(m *mixerKernels, x *float32) {
 			m.rotate(x, &unsafe.Slice(x, n+1)[n], &w[0], &w[taps], n)

@@ -430,12 +430,13 @@ func update(isa simd.ISA) {
 
 // convolve is silu of a causal convolution.
 func convolve(isa simd.ISA) {
-	text("convolve"+isa.Name, "func(dst *float32, rows **float32, w *float32, at, n, taps, stride int)")
+	text("convolve"+isa.Name, "func(dst *float32, rows **float32, w *float32, at, n, taps, stride, ahead int)")
 	dst, rows, w := Load(Param("dst"), GP64()), Load(Param("rows"), GP64()), Load(Param("w"), GP64())
 	at, taps, stride := Load(Param("at"), GP64()), Load(Param("taps"), GP64()), Load(Param("stride"), GP64())
-	n := GP64()
+	n, ahead := GP64(), Load(Param("ahead"), GP64())
 	Load(Param("n"), n)
 	SHLQ(Imm(2), stride)
+	SHLQ(Imm(2), ahead)
 	e := isa.Exp()
 	loop := "tap"
 	vectorLoop(isa, n, func(load, store func(reg.VecVirtual, Mem)) {
@@ -453,6 +454,8 @@ func convolve(isa simd.ISA) {
 		CMPQ(tap, taps)
 		JNE(LabelRef(loop))
 		loop = "restTap"
+		LEAQ(Mem{Base: row, Index: at, Scale: 4}, row)
+		PREFETCHT0(Mem{Base: row, Index: ahead, Scale: 1})
 		e.Silu(sum)
 		store(sum, Mem{Base: dst})
 	}, func() {
