@@ -12,11 +12,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/batchproof/batchproof/validation"
 )
 
 // cli runs the command line.
@@ -406,6 +409,21 @@ func TestFilesOfAnotherEngine(t *testing.T) {
 	require.Equal(t, exitRegression, cmd.run(t.Context(), []string{filepath.Join(dir, "base.txt"), filepath.Join(dir, "head.txt")}), stderr.String())
 	require.Contains(t, stdout.String(), "12 interleaved blocks")
 	require.Contains(t, stderr.String(), "benchstat's own table is left out")
+}
+
+// TestDefaultBench: the suite has what is measured by default.
+func TestDefaultBench(t *testing.T) {
+	args := append([]string{"test", "./validation", "-run", "^$", "-bench", defaultBench, "-benchtime", "1x",
+		"-backend", "cpu", "-checkpoint", "random:qwen3.5-tiny"}, strings.Fields(defaultSuite)...)
+	cmd := exec.CommandContext(t.Context(), "go", args...)
+	cmd.Dir = validation.ModuleRoot()
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	var names []string
+	for _, m := range regexp.MustCompile(`(?m)^Benchmark(\w+)/.*/(\w+=\d+)(-\d+)? `).FindAllStringSubmatch(string(out), -1) {
+		names = append(names, m[1]+" "+m[2])
+	}
+	require.Equal(t, []string{"Generate concurrent=4", "DecodeStep batch=1", "DecodeStep batch=8", "Prefill tokens=64"}, names, string(out))
 }
 
 func TestShorten(t *testing.T) {

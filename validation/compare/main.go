@@ -49,6 +49,14 @@ func main() {
 	os.Exit(newCommand(os.Stdout, os.Stderr).run(ctx, os.Args[1:]))
 }
 
+// What is measured of refs unless the flags say otherwise: few rows, since each
+// weakens all others. Of alternatives, each has levels of its own: a pattern
+// deeper than a benchmark's name would leave that out.
+const (
+	defaultBench = "^BenchmarkDecodeStep$|^BenchmarkPrefill$/././^tokens=64$|^BenchmarkGenerate$/././^mode=batch$/^concurrent=4$"
+	defaultSuite = "-max-tokens 16 -sizes 1,8 -num-concurrent 4"
+)
+
 // command is the command line, and where it works.
 type command struct {
 	baseline, trend  string
@@ -105,11 +113,11 @@ func (c *command) run(ctx context.Context, args []string) int {
 	fs.StringVar(&c.baseline, "baseline", "none", "`auto|FILE|none`: what HEAD is compared with instead of a BASE")
 	fs.BoolVar(&c.record, "record", false, "keep a file under "+baselines)
 	fs.StringVar(&c.trend, "trend", "", "draw recorded runs into this SVG `file`")
-	fs.StringVar(&c.bench, "bench", "^Benchmark(DecodeStep|Generate|Prefill)$/././(batch|tokens=64)/concurrent=4", "refs: benchmarks to run, as a `regexp` of go test")
+	fs.StringVar(&c.bench, "bench", defaultBench, "refs: benchmarks to run, as a `regexp` of go test")
 	fs.StringVar(&c.benchtime, "benchtime", "1s", "refs: `time` of each benchmark in one run, the turns of the other side included")
 	fs.StringVar(&c.checkpoint, "checkpoint", validation.DefaultCheckpoint, "refs: `DIR|random:NAME` to measure")
 	fs.StringVar(&c.backend, "backend", "cpu", "refs: backend to build and measure, `cpu|cuda`")
-	fs.StringVar(&c.suite, "flags", "-max-tokens 16 -sizes 1,8 -num-concurrent 4", "refs: further `flags` of the suite")
+	fs.StringVar(&c.suite, "flags", defaultSuite, "refs: further `flags` of the suite")
 	fs.IntVar(&c.count, "count", 32, "refs: `blocks` at most; measuring ends as soon as the answer is shown")
 	fs.DurationVar(&c.limit, "time-limit", 0, "refs: time in which measuring ends, 0 for none")
 	fs.Uint64Var(&c.seed, "seed", 1, "refs: seed of the order of the blocks")
