@@ -423,7 +423,7 @@ func TestDefaultBench(t *testing.T) {
 	for _, m := range regexp.MustCompile(`(?m)^Benchmark(\w+)/.*/(\w+=\d+)(-\d+)? `).FindAllStringSubmatch(string(out), -1) {
 		names = append(names, m[1]+" "+m[2])
 	}
-	require.Equal(t, []string{"Generate concurrent=4", "DecodeStep batch=1", "DecodeStep batch=8", "Prefill tokens=64"}, names, string(out))
+	require.Equal(t, []string{"DecodeStep batch=1", "DecodeStep batch=8", "Prefill tokens=64"}, names, string(out))
 }
 
 func TestShorten(t *testing.T) {

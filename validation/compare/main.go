@@ -53,7 +53,7 @@ func main() {
 // weakens all others. Of alternatives, each has levels of its own: a pattern
 // deeper than a benchmark's name would leave that out.
 const (
-	defaultBench = "^BenchmarkDecodeStep$|^BenchmarkPrefill$/././^tokens=64$|^BenchmarkGenerate$/././^mode=batch$/^concurrent=4$"
+	defaultBench = "^BenchmarkDecodeStep$|^BenchmarkPrefill$/././tokens=64"
 	defaultSuite = "-max-tokens 16 -sizes 1,8 -num-concurrent 4"
 )
 
