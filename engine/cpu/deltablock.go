@@ -45,6 +45,8 @@ type blockScratch struct {
 	a, p  []float32 // [16][16]
 	x     []float32 // kᵀS, then qᵀS, of a tile [32][32]
 	d     []float32 // D_16,j·d_j of a tile [16][32]
+	rise  lanes16   // r
+	ratio lanes16   // the last row of D
 }
 
 func (b *blockScratch) init(dims int, floats func(n int) []float32) {
@@ -70,18 +72,17 @@ func (t *deltaTask) packBlock(w *deltaWorker) {
 // values begin at v and become the outputs; stride lies between tokens.
 func (t *deltaTask) advanceBlock(w *deltaWorker, state, v []float32, stride int) {
 	dims, b := t.s.dims, &w.block
-	var rise [deltaBlock]float32
-	var ratio lanes16
 	since := float32(1)
 	for i, g := range &w.decay {
 		since *= g
-		rise[i] = since
+		b.rise[i] = since
 	}
-	t.k.weigh(&b.a[0], &b.p[0], &ratio[0], &b.pairs[0], &w.decay[0], &w.beta[0], 0, deltaBlock)
+	b.ratio = lanes16{}
+	t.k.weigh(&b.a[0], &b.p[0], &b.ratio[0], &b.pairs[0], &w.decay[0], &w.beta[0], 0, deltaBlock)
 	for tile := range t.s.tiles {
 		s := &state[tile*t.s.tileSize]
 		t.k.product(&b.x[0], &b.kq[0], s, dims)
-		t.k.solve(&v[tile*deltaTile], stride, &b.d[0], &b.x[0], &b.a[0], &b.p[0], &rise[0], &w.beta[0], &ratio[0])
+		t.k.solve(&v[tile*deltaTile], stride, &b.d[0], &b.x[0], &b.a[0], &b.p[0], &b.rise[0], &w.beta[0], &b.ratio[0])
 		t.k.update(s, &b.kq[0], &b.d[0], dims, since)
 	}
 }

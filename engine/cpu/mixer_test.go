@@ -266,7 +266,7 @@ func TestGatedDeltaIsTheSameEverywhere(t *testing.T) {
 	var want []uint32
 	for _, isa := range Supported() {
 		for _, threads := range []int{1, 3} {
-			d := newDeltaRun(t, newBackend(t, Options{ISA: isa, Threads: threads}), 2, 3, 6, 11)
+			d := newDeltaRun(t, newBackend(t, Options{ISA: isa, Threads: threads}), 2, 3, 6, 27) // whole blocks and parts
 			d.run()
 			d.run()
 			if want == nil {
