@@ -55,8 +55,9 @@ func (c *Config) Ceiling(batch, context int, size ElementBytes, bandwidth, peak 
 
 // StepCost is the cost of a step. A prompt chunk reads its context, and moves
 // its state, once; its tokens attend causally. The gated delta rule counts as
-// in its recurrent form, which needs the fewest operations. Left out is what
-// does not weigh: the row of the embedding table, activations, norms.
+// in its recurrent form, with the state read and written by every step, however
+// a backend computes it and however seldom it writes. Left out is what does not
+// weigh: the row of the embedding table, activations, norms.
 func (c *Config) StepCost(rows []CostRow, size ElementBytes) Cost {
 	var (
 		full    = int64(c.Count(FullAttention))
