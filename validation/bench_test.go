@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/perf/benchfmt"
@@ -133,18 +134,33 @@ func (s *benchStand) decodeStep(b *testing.B, rows int) {
 		if err := batch.Step(b.Context()); err != nil {
 			b.Fatal(err)
 		}
-		steps = append(steps, s.turn.Now().Sub(start).Seconds())
+		steps = append(steps, s.timed(b, start))
 	}
 	batch.Close()
-	reportSteps(b, steps, rows)
+	s.reportSteps(b, steps, rows)
 	b.ReportMetric(1e3*quietMean(steps), "step-ms")
 }
 
-// reportSteps gives the mean over all steps, without the turns of others, and the
-// rate without the slowest tenth, see quietMean.
-func reportSteps(b *testing.B, steps []float64, tokens int) {
+// timed is what the step took that has begun then, in seconds.
+func (s *benchStand) timed(b *testing.B, start time.Time) float64 {
+	seconds := s.turn.Now().Sub(start).Seconds()
+	if s.turn != nil {
+		s.turn.peer.time(b.Name(), seconds)
+	}
+	return seconds
+}
+
+// reportSteps gives the mean over all steps, without the turns of others, the
+// rate without the slowest tenth, see quietMean, and with a peer the time relative
+// to its steps.
+func (s *benchStand) reportSteps(b *testing.B, steps []float64, tokens int) {
 	b.ReportMetric(1e9*spread(steps).Avg, "ns/op")
 	b.ReportMetric(float64(tokens)/quietMean(steps), "tok/s")
+	if s.turn != nil {
+		if relative := s.turn.peer.relative(); known(relative) {
+			b.ReportMetric(relative, "rel-time")
+		}
+	}
 }
 
 // BenchmarkHeadOfLineBlocking serves one long request and short ones, in a static
@@ -203,14 +219,14 @@ func (s *benchStand) prefill(b *testing.B, tokens int) {
 		if err := batch.Step(b.Context()); err != nil {
 			b.Fatal(err)
 		}
-		steps = append(steps, s.turn.Now().Sub(start).Seconds())
+		steps = append(steps, s.timed(b, start))
 	}
 	step() // warms the shape
 	steps = steps[:0]
 	for b.Loop() {
 		step()
 	}
-	reportSteps(b, steps, tokens)
+	s.reportSteps(b, steps, tokens)
 	b.ReportMetric(1e3*quietMean(steps), "TTFT-ms")
 }
 

@@ -11,7 +11,7 @@ import (
 // units tell benchstat which way is better.
 var units = []struct{ name, better string }{
 	{"tok/s", "higher"}, {"req/s", "higher"}, {"TTFT-ms", "lower"}, {"step-ms", "lower"}, {"slots", "lower"},
-	{"goodput-req/s", "higher"}, {"TPOT-ms", "lower"}, {"ITL-p99-ms", "lower"}, {"E2EL-ms", "lower"},
+	{"rel-time", "lower"}, {"goodput-req/s", "higher"}, {"TPOT-ms", "lower"}, {"ITL-p99-ms", "lower"}, {"E2EL-ms", "lower"},
 }
 
 // WriteUnits writes the units' directions in benchmark format.

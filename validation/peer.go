@@ -1,32 +1,50 @@
 package validation
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
+	"math"
 	"os"
 	"time"
+
+	"github.com/batchproof/batchproof/validation/stats"
 )
 
 // TurnsVariable is the environment variable that has two processes, which run the
 // same benchmarks, alternate as the arms of a block do: each holds the machine for
 // some steps, hands it to the other, and stops its clock until it has it back. It
 // is set to 1; then the process has a pipe at file 3 on which it is given its
-// turns, and one at file 4 on which it passes them on, a byte each. A process
-// holds the machine when it begins: the second is to be started when the first
-// has passed on its first turn.
+// turns, and one at file 4 on which it passes them on, a [handover] each. A
+// process holds the machine when it begins: the second is to be started when the
+// first has passed on its first turn, and is not given that one.
 const TurnsVariable = "BATCHPROOF_TURNS"
 
 // peerTurn is how long a process holds the machine at least, up to the end of a
 // step: long against a handover, short against what a machine does to itself.
 const peerTurn = 5 * time.Millisecond
 
+// handover passes on a turn, with what its last step took: so each process can
+// set its steps beside those of the other that ran just before and just after.
+type handover struct {
+	Benchmark uint64  // hash of the name; 0: nothing was timed
+	Seconds   float64 // of the last step
+}
+
+// HandoverBytes is the length of a handover on a pipe.
+var HandoverBytes = binary.Size(handover{})
+
 // peer is the other process.
 type peer struct {
-	given  io.Reader // a byte for each turn; its end when the other has ended
+	given  io.Reader // a handover for each turn; its end when the other has ended
 	pass   io.Writer
 	since  time.Time // of this turn
 	closed bool      // the other has ended
+
+	mine, before handover  // the last step of this turn, and of the other's turn before it
+	pairs        []float64 // logarithms of own step ÷ those of the other around it
 }
 
 // peerFromEnvironment is the turn of this process; nil if it has no peer.
@@ -46,7 +64,7 @@ func (p *peer) alternate() error {
 	if p.closed || time.Since(p.since) < peerTurn {
 		return nil
 	}
-	if _, err := p.pass.Write([]byte{1}); err != nil {
+	if err := binary.Write(p.pass, binary.LittleEndian, p.mine); err != nil {
 		p.closed = true // no one is there to take it
 		return nil
 	}
@@ -55,12 +73,36 @@ func (p *peer) alternate() error {
 	return err
 }
 
+// wait returns with the turn.
 func (p *peer) wait() error {
-	switch _, err := io.ReadFull(p.given, make([]byte, 1)); {
+	var after handover
+	switch err := binary.Read(p.given, binary.LittleEndian, &after); {
 	case errors.Is(err, io.EOF):
 		p.closed = true
 	case err != nil:
 		return fmt.Errorf("waiting for a turn on the machine: %w", err)
 	}
+	if p.mine.Benchmark != 0 && p.before.Benchmark == p.mine.Benchmark && after.Benchmark == p.mine.Benchmark {
+		p.pairs = append(p.pairs, math.Log(p.mine.Seconds)-(math.Log(p.before.Seconds)+math.Log(after.Seconds))/2)
+	}
+	p.mine, p.before = handover{}, after
 	return nil
+}
+
+// time notes what a step of a benchmark took.
+func (p *peer) time(benchmark string, seconds float64) {
+	h := fnv.New64a()
+	h.Write([]byte(benchmark))
+	p.mine = handover{h.Sum64(), seconds}
+}
+
+// relative is the median of what the steps since the last call took, over the
+// steps of the other process around them; NaN if there were none. It is the
+// square root of that ratio: set against the same of the other process, it gives
+// the ratio itself. A machine that changes its speed for longer than three steps
+// leaves no trace in it.
+func (p *peer) relative() float64 {
+	median := stats.Median(p.pairs)
+	p.pairs = p.pairs[:0]
+	return math.Exp(median / 2)
 }

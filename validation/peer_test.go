@@ -1,6 +1,10 @@
 package validation
 
 import (
+	"bytes"
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
 	"os"
 	"sync"
 	"testing"
@@ -57,6 +61,44 @@ func TestPeers(t *testing.T) {
 	// The pipe itself broken is an error, and no endless wait.
 	require.NoError(t, toB.Close())
 	require.ErrorContains(t, b.peer.wait(), "waiting for a turn on the machine")
+}
+
+// TestPeersCompareTheirSteps: a machine whose speed changes by a factor of two
+// again and again leaves the ratio of two processes that alternate.
+func TestPeersCompareTheirSteps(t *testing.T) {
+	const slower = 1.05
+	a, b := new(peer), new(peer)
+	give := func(to *peer, from *peer) { // as over the pipe
+		var pipe bytes.Buffer
+		require.NoError(t, binary.Write(&pipe, binary.LittleEndian, from.mine))
+		require.Equal(t, HandoverBytes, pipe.Len())
+		to.given = &pipe
+		require.NoError(t, to.wait())
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	speed := 1.0
+	for step := range 200 {
+		if rng.IntN(10) == 0 {
+			speed = 3 - speed
+		}
+		noise := func() float64 { return speed * math.Exp(0.02*rng.NormFloat64()) }
+		a.time("steps", 0.010*noise())
+		give(b, a)
+		b.time("steps", 0.010*slower*noise())
+		if step%50 == 49 {
+			b.time("other steps", 7) // it is ahead
+		}
+		give(a, b)
+	}
+	ratio := b.relative() / a.relative()
+	require.InDelta(t, slower, ratio, 0.006)
+	require.True(t, math.IsNaN(a.relative()), "told once")
+
+	// A turn in which nothing was timed is set beside nothing.
+	a.mine = handover{}
+	give(a, b)
+	give(a, b)
+	require.Empty(t, a.pairs)
 }
 
 func TestPeerFromEnvironment(t *testing.T) {

@@ -105,7 +105,7 @@ func (c *command) run(ctx context.Context, args []string) int {
 	}
 	fs.Float64Var(&c.margin, "margin", 0.03, "smallest relative change that counts, as a `share`")
 	fs.Float64Var(&c.alpha, "alpha", 0.01, "`chance` of calling any unchanged row a regression")
-	fs.StringVar(&c.units, "units", "auto", "`units` to judge, such as tok/s,TTFT-ms; auto: tok/s, or time where there is none")
+	fs.StringVar(&c.units, "units", "auto", "`units` to judge, such as tok/s,TTFT-ms; auto: of refs the time beside the other side's, else tok/s, or time where there is none")
 	fs.StringVar(&c.json, "json", "", "also write the result to this `file`")
 	fs.StringVar(&c.markdown, "markdown", "", "also add the result, as a section in Markdown, to this `file`, such as $GITHUB_STEP_SUMMARY")
 	fs.BoolVar(&c.relative, "relative", false, "files: compare the ratios of batch to serial mode, also of two machines")

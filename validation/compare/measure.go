@@ -67,6 +67,10 @@ func (s *session) measure(ctx context.Context) (*result, error) {
 		sets[side] = newSet(s.labels[side], s.labels[side])
 		writers[side] = benchfmt.NewWriter(s.files[side])
 	}
+	id := s.now().UTC().Format(time.RFC3339Nano)
+	for side := range warm {
+		warm[side].config[sessionKey] = id
+	}
 	p, err := pair(warm[0], warm[1], s.units)
 	if err != nil {
 		return nil, err
@@ -93,7 +97,7 @@ func (s *session) measure(ctx context.Context) (*result, error) {
 		if !baseFirst {
 			first = 1
 		}
-		block, err := s.block(ctx, first, r.blocks+1)
+		block, err := s.block(ctx, id, first, r.blocks+1)
 		if err != nil && ctx.Err() != nil {
 			r.ended = fmt.Sprintf("interrupted during block %d of %d", r.blocks+1, s.blocks)
 			break
@@ -150,7 +154,7 @@ func (s *session) judge(r *result, rules *rules, final bool) error {
 }
 
 // block runs both sides. It is used whole or not at all.
-func (s *session) block(ctx context.Context, first, number int) (out [2][]*benchfmt.Result, err error) {
+func (s *session) block(ctx context.Context, id string, first, number int) (out [2][]*benchfmt.Result, err error) {
 	if _, out, err = s.one(ctx, first); err != nil {
 		return out, err
 	}
@@ -161,6 +165,7 @@ func (s *session) block(ctx context.Context, first, number int) (out [2][]*bench
 			}
 			set(blockKey, strconv.Itoa(number))
 			set(blocksKey, strconv.Itoa(s.blocks))
+			set(sessionKey, id)
 		}
 	}
 	return out, nil
@@ -175,7 +180,7 @@ func (s *session) keep(to, warm *set, w *benchfmt.Writer, results []*benchfmt.Re
 		}
 		for _, v := range r.Values {
 			k := rowKey{name, tidyUnit(v.Unit)}
-			to.samples[k] = append(to.samples[k], sample{v.Value, string(r.Config[len(r.Config)-2].Value)})
+			to.samples[k] = append(to.samples[k], sample{v.Value, r.GetConfig(blockKey)})
 		}
 		if !slices.Contains(to.benchmarks, name) {
 			to.benchmarks = append(to.benchmarks, name)

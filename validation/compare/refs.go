@@ -158,7 +158,7 @@ func (b *builds) run(ctx context.Context, first int) (out [2][]byte, err error) 
 	passed[first].Close()
 	given[first].Close()
 	second := 1 - first
-	if _, err := given[second].Read(make([]byte, 1)); err != nil && !errors.Is(err, io.EOF) {
+	if _, err := io.ReadFull(given[second], make([]byte, validation.HandoverBytes)); err != nil && !errors.Is(err, io.EOF) {
 		return out, fmt.Errorf("waiting for the first turn of %s: %w", b.labels[second], err)
 	}
 	if err := start(second); err != nil {

@@ -67,7 +67,7 @@ func countOf(base, head *set) (int, error) {
 // benchstat makes its own table of the two sides, for the units that are
 // judged. Lines that differ without keeping results from comparison are ignored.
 func benchstat(ctx context.Context, root string, r *result, baseFile, headFile, filter string) (string, error) {
-	ignore := "commit,kernel," + blockKey + "," + blocksKey
+	ignore := "commit,kernel," + blockKey + "," + blocksKey + "," + sessionKey
 	args := []string{"tool", "benchstat", "-ignore", ignore}
 	var units []string
 	for _, k := range r.sides.rows {

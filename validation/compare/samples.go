@@ -39,12 +39,18 @@ func newSet(label, path string) *set {
 	return &set{label: label, path: path, samples: make(map[rowKey][]sample), better: make(map[string]int), config: make(map[string]string)}
 }
 
-// blockKey is the configuration line that says which block a sample is of, and
-// blocksKey the one that says how many the session would have measured at most.
+// blockKey is the configuration line that says which block a sample is of,
+// blocksKey the one that says how many the session would have measured at most,
+// and sessionKey the one that says which session that was.
 const (
-	blockKey  = "block"
-	blocksKey = "blocks"
+	blockKey   = "block"
+	blocksKey  = "blocks"
+	sessionKey = "session"
 )
+
+// relTime is the unit of a side's time set beside the other's in one session. Of
+// two sessions it says nothing.
+const relTime = "rel-time"
 
 // readFile reads a file in benchmark format, or the bench.txt of a results
 // directory, whose environment.json then adds what the file does not say.
@@ -143,8 +149,9 @@ type sides struct {
 }
 
 // pair matches the rows of two sides. Units is "auto" or a list: auto judges a
-// benchmark by its tok/s or, where it has none, by its time; the other units of
-// this suite follow from these, and every row more weakens all others.
+// benchmark by the time beside the other side where one session measured both, by
+// tok/s, or by time where it has none of these; the other units of this suite
+// follow from these, and every row more weakens all others.
 func pair(base, head *set, units string) (*sides, error) {
 	var missing []string
 	for _, side := range [][2]*set{{base, head}, {head, base}} {
@@ -159,10 +166,14 @@ func pair(base, head *set, units string) (*sides, error) {
 			strings.Join(missing, "; "))
 	}
 	p := &sides{base: base, head: head}
+	auto := []string{"tok/s", "sec/op"}
+	if session := base.config[sessionKey]; base != head && session != "" && session == head.config[sessionKey] {
+		auto = append([]string{relTime}, auto...)
+	}
 	for _, name := range base.benchmarks {
 		list, first := strings.Split(units, ","), false
 		if units == "auto" {
-			list, first = []string{"tok/s", "sec/op"}, true
+			list, first = auto, true
 		}
 		found := false
 		for _, unit := range list {
