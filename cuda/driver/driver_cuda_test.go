@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -13,14 +14,14 @@ import (
 )
 
 // fakeLibrary compiles testdata/libcuda.c, so that the calls, their order, the
-// layout of commands and the one thread are tested without a GPU.
-func fakeLibrary(t *testing.T) string {
+// layout of commands and the threads are tested without a GPU.
+func fakeLibrary(t testing.TB) string {
 	cc := os.Getenv("CC")
 	if cc == "" {
 		cc = "cc"
 	}
 	so := filepath.Join(t.TempDir(), "libcuda.so.1")
-	out, err := exec.Command(cc, "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-cast-function-type", "-o", so, "testdata/libcuda.c", "-lpthread").CombinedOutput()
+	out, err := exec.Command(cc, "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-cast-function-type", "-o", so, "testdata/libcuda.c").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.Empty(t, string(out))
 	return so
@@ -96,6 +97,21 @@ func TestDriverCalls(t *testing.T) {
 	require.Error(t, use(d), "after Close")
 }
 
+// TestAnyThread: the device may be used from one thread after another.
+func TestAnyThread(t *testing.T) {
+	d, err := open(fakeLibrary(t), 0)
+	require.NoError(t, err)
+	for range 3 {
+		done := make(chan error)
+		go func() {
+			runtime.LockOSThread() // a thread of its own, which ends with the goroutine
+			done <- use(d)
+		}()
+		require.NoError(t, <-done)
+	}
+	require.NoError(t, d.Close())
+}
+
 // TestDriverErrors: each failure is one error that names the call; the
 // library is left with nothing alive.
 func TestDriverErrors(t *testing.T) {
@@ -157,4 +173,23 @@ func TestNoDriver(t *testing.T) {
 	_, err = open(so, 0)
 	require.ErrorIs(t, err, ErrNoDriver)
 	require.ErrorContains(t, err, "no symbol cuInit")
+}
+
+// BenchmarkLaunch times what a call costs beside the device: the library does nothing.
+func BenchmarkLaunch(b *testing.B) {
+	d, err := open(fakeLibrary(b), 0)
+	require.NoError(b, err)
+	defer d.Close()
+	require.NoError(b, d.Load("good", []byte(".version 8.0")))
+	p, err := d.Alloc(64)
+	require.NoError(b, err)
+	var l List
+	l.Fill(p, 0, 64)
+	g, err := d.Capture(&l)
+	require.NoError(b, err)
+	for b.Loop() {
+		if err := d.Launch(g, nil); err != nil {
+			b.Fatal(err)
+		}
+	}
 }

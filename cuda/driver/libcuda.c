@@ -53,6 +53,25 @@ CUresult cuda_enqueue(const cuda_library *l, CUstream s, const cuda_command *com
 	return CUDA_SUCCESS;
 }
 
+CUresult cuda_run(const cuda_library *l, CUcontext c, CUstream s, CUevent start, CUevent end, int timed,
+                  const cuda_command *commands, int n, const uint64_t *args, uint64_t graph, cuda_outcome *out) {
+	CUresult rc;
+#define TRY(name, result)                     \
+	do {                                      \
+		out->call = name;                     \
+		if ((rc = (result)) != CUDA_SUCCESS) return rc; \
+	} while (0)
+	TRY("cuCtxSetCurrent", l->cuCtxSetCurrent(c));
+	if (timed) TRY("cuEventRecord", l->cuEventRecord(start, s));
+	if (graph) TRY("cuGraphLaunch", l->cuGraphLaunch((CUgraphExec)(uintptr_t)graph, s));
+	else TRY("command", cuda_enqueue(l, s, commands, n, args, &out->failed));
+	if (timed) TRY("cuEventRecord", l->cuEventRecord(end, s));
+	TRY("cuStreamSynchronize", l->cuStreamSynchronize(s));
+	if (timed) TRY("cuEventElapsedTime", l->cuEventElapsedTime(&out->ms, start, end));
+#undef TRY
+	return CUDA_SUCCESS;
+}
+
 CUresult cuda_load(const cuda_library *l, CUmodule *m, const void *image, char *log, unsigned log_bytes) {
 	int options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
 	void *values[] = {log, (void *)(uintptr_t)log_bytes};

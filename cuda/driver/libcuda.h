@@ -107,5 +107,18 @@ void cuda_close(cuda_library *l);
 // index is then in *failed.
 CUresult cuda_enqueue(const cuda_library *l, CUstream s, const cuda_command *commands, int n, const uint64_t *args, int *failed);
 
+// cuda_outcome tells of a run: the call that failed, for "command" which one,
+// and the time between the events.
+typedef struct {
+	const char *call;
+	int failed;
+	float ms;
+} cuda_outcome;
+
+// cuda_run makes the context current on this thread, enqueues commands, or a
+// graph if there is one, between two events if the time is wanted, and waits.
+CUresult cuda_run(const cuda_library *l, CUcontext c, CUstream s, CUevent start, CUevent end, int timed,
+                  const cuda_command *commands, int n, const uint64_t *args, uint64_t graph, cuda_outcome *out);
+
 // cuda_load compiles a module; the compiler's complaints come in log.
 CUresult cuda_load(const cuda_library *l, CUmodule *m, const void *image, char *log, unsigned log_bytes);

@@ -26,17 +26,13 @@ static CUresult host_alloc(cuda_library *l, void **p, size_t n) { return l->cuMe
 static CUresult host_free(cuda_library *l, void *p) { return l->cuMemFreeHost(p); }
 static CUresult stream_create(cuda_library *l, CUstream *s) { return l->cuStreamCreate(s, CU_STREAM_NON_BLOCKING); }
 static CUresult stream_destroy(cuda_library *l, CUstream s) { return l->cuStreamDestroy_v2(s); }
-static CUresult synchronize(cuda_library *l, CUstream s) { return l->cuStreamSynchronize(s); }
 static CUresult begin_capture(cuda_library *l, CUstream s) { return l->cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL); }
 static CUresult end_capture(cuda_library *l, CUstream s, CUgraph *g) { return l->cuStreamEndCapture(s, g); }
 static CUresult instantiate(cuda_library *l, CUgraphExec *x, CUgraph g) { return l->cuGraphInstantiateWithFlags(x, g, 0); }
-static CUresult graph_launch(cuda_library *l, uint64_t x, CUstream s) { return l->cuGraphLaunch((CUgraphExec)(uintptr_t)x, s); }
 static CUresult graph_destroy(cuda_library *l, CUgraph g) { return l->cuGraphDestroy(g); }
 static CUresult exec_destroy(cuda_library *l, uint64_t x) { return l->cuGraphExecDestroy((CUgraphExec)(uintptr_t)x); }
 static CUresult event_create(cuda_library *l, CUevent *e) { return l->cuEventCreate(e, CU_EVENT_DEFAULT); }
 static CUresult event_destroy(cuda_library *l, CUevent e) { return l->cuEventDestroy_v2(e); }
-static CUresult event_record(cuda_library *l, CUevent e, CUstream s) { return l->cuEventRecord(e, s); }
-static CUresult event_elapsed(cuda_library *l, float *ms, CUevent a, CUevent b) { return l->cuEventElapsedTime(ms, a, b); }
 static CUresult module_unload(cuda_library *l, CUmodule m) { return l->cuModuleUnload(m); }
 static CUresult module_function(cuda_library *l, CUfunction *f, CUmodule m, const char *s) { return l->cuModuleGetFunction(f, m, s); }
 static CUresult function_get(cuda_library *l, int *v, int a, CUfunction f) { return l->cuFuncGetAttribute(v, a, f); }
@@ -59,21 +55,17 @@ const libraryName = "libcuda.so.1"
 // Open makes a device of the given ordinal among the visible ones.
 func Open(ordinal int) (Device, error) { return open(libraryName, ordinal) }
 
-// device is the real one. Contexts belong to threads: all calls of the API are
-// made by one goroutine, locked to its thread, which owns everything below run.
+// device is the real one. A context is current on a thread, so every call makes
+// it current on the thread that it happens to be on.
+//
+// Note: a goroutine locked to one thread was rejected: the way there and back, two
+// switches of threads, takes longer than recording a whole step (BenchmarkLaunch).
 type device struct {
-	info Info
-
-	// One request at a time: the caller sets do or list, wakes the thread, waits.
-	wake, done chan struct{}
-	do         func() error
-	list       *List
-	seconds    *float64
-	graph      Graph
-	result     error
-	closed     bool
+	info   Info
+	closed bool
 
 	lib        *C.cuda_library
+	outcome    *C.cuda_outcome // of a run; the library's, so that no run allocates
 	ordinal    C.CUdevice
 	context    C.CUcontext
 	stream     C.CUstream
@@ -88,48 +80,32 @@ type device struct {
 
 func open(path string, ordinal int) (Device, error) {
 	d := &device{
-		wake: make(chan struct{}), done: make(chan struct{}),
-		lib:    (*C.cuda_library)(C.calloc(1, C.sizeof_cuda_library)),
-		blocks: make(map[Ptr]struct{}), hosts: make(map[*byte]struct{}), graphs: make(map[Graph]struct{}),
+		lib:     (*C.cuda_library)(C.calloc(1, C.sizeof_cuda_library)),
+		outcome: (*C.cuda_outcome)(C.calloc(1, C.sizeof_cuda_outcome)),
+		blocks:  make(map[Ptr]struct{}), hosts: make(map[*byte]struct{}), graphs: make(map[Graph]struct{}),
 	}
-	go d.run()
 	if err := d.call(func() error { return d.connect(path, ordinal) }); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
 }
 
-// run is the thread.
-func (d *device) run() {
-	runtime.LockOSThread() // never unlocked: the thread ends with its context
-	for range d.wake {
-		switch {
-		case d.do != nil:
-			d.result = d.do()
-		case d.list != nil:
-			d.result = d.runList()
-		default:
-			d.result = d.runGraph()
-		}
-		d.done <- struct{}{}
-	}
-}
-
-func (d *device) request() error {
-	if d.closed {
-		return errors.New("the CUDA device is closed")
-	}
-	d.wake <- struct{}{}
-	<-d.done
-	return d.result
-}
-
+// call makes calls of the API on one thread, the context current there.
 func (d *device) call(f func() error) error {
-	d.do = f
-	err := d.request()
-	d.do = nil
-	return err
+	if d.closed {
+		return errClosed
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if d.context != nil {
+		if err := d.check(C.set_current(d.lib, d.context), "cuCtxSetCurrent"); err != nil {
+			return err
+		}
+	}
+	return f()
 }
+
+var errClosed = errors.New("the CUDA device is closed")
 
 // check turns a result into an error that names the call.
 func (d *device) check(rc C.CUresult, call string) error {
@@ -335,72 +311,60 @@ func (d *device) allowShared(f C.CUfunction) error {
 	return d.check(C.function_set(d.lib, f, C.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most), "cuFuncSetAttribute")
 }
 
-func (d *device) Run(l *List, seconds *float64) error {
-	d.list, d.seconds = l, seconds
-	err := d.request()
-	d.list, d.seconds = nil, nil
-	return err
-}
+func (d *device) Run(l *List, seconds *float64) error { return d.run(l, 0, seconds) }
 
-func (d *device) runList() error {
-	return d.timed(func() error { return d.enqueue(d.list) })
-}
-
-// timed enqueues some work and waits for its end, between two events if the
-// caller wants the time.
-func (d *device) timed(enqueue func() error) error {
+// run is one call of C, and so on one thread.
+func (d *device) run(l *List, g Graph, seconds *float64) error {
+	if d.closed {
+		return errClosed
+	}
 	if d.fault != nil {
 		return d.fault
 	}
-	if d.seconds != nil {
-		if err := d.check(C.event_record(d.lib, d.start, d.stream), "cuEventRecord"); err != nil {
-			return d.keep(err)
+	commands, n, args := l.c()
+	timed := C.int(0)
+	if seconds != nil {
+		timed = 1
+	}
+	if rc := C.cuda_run(d.lib, d.context, d.stream, d.start, d.end, timed, commands, n, args, C.uint64_t(g), d.outcome); rc != C.CUDA_SUCCESS {
+		what := C.GoString(d.outcome.call)
+		switch what {
+		case "command":
+			what = l.name(int(d.outcome.failed))
+		case "cuStreamSynchronize":
+			return d.keep(fmt.Errorf("%w; the context is lost, run under compute-sanitizer to find the place", d.check(rc, what)))
 		}
+		return d.keep(d.check(rc, what))
 	}
-	if err := enqueue(); err != nil {
-		return err
-	}
-	if d.seconds != nil {
-		if err := d.check(C.event_record(d.lib, d.end, d.stream), "cuEventRecord"); err != nil {
-			return d.keep(err)
-		}
-	}
-	if err := d.wait(); err != nil {
-		return err
-	}
-	if d.seconds != nil {
-		var ms C.float
-		if err := d.check(C.event_elapsed(d.lib, &ms, d.start, d.end), "cuEventElapsedTime"); err != nil {
-			return d.keep(err)
-		}
-		*d.seconds = float64(ms) / 1e3
+	if seconds != nil {
+		*seconds = float64(d.outcome.ms) / 1e3
 	}
 	return nil
 }
 
-func (d *device) enqueue(l *List) error {
-	if len(l.Commands) == 0 {
-		return nil
+// c is the list as C reads it.
+func (l *List) c() (commands *C.cuda_command, n C.int, args *C.uint64_t) {
+	if l == nil || len(l.Commands) == 0 {
+		return nil, 0, nil
 	}
-	var args *C.uint64_t
 	if len(l.Args) > 0 {
 		args = (*C.uint64_t)(&l.Args[0])
 	}
-	var failed C.int
-	rc := C.cuda_enqueue(d.lib, d.stream, (*C.cuda_command)(unsafe.Pointer(&l.Commands[0])), C.int(len(l.Commands)), args, &failed)
-	if rc == C.CUDA_SUCCESS {
-		return nil
-	}
-	c := l.Commands[failed]
-	return d.keep(d.check(rc, fmt.Sprintf("command %d of %d (op %d, grid %v, block %v)", failed, len(l.Commands), c.Op, c.Grid, c.Block)))
+	return (*C.cuda_command)(unsafe.Pointer(&l.Commands[0])), C.int(len(l.Commands)), args
 }
 
-func (d *device) wait() error {
-	rc := C.synchronize(d.lib, d.stream)
-	if rc == C.CUDA_SUCCESS {
-		return nil
+// name is a command's, for errors.
+func (l *List) name(i int) string {
+	c := l.Commands[i]
+	return fmt.Sprintf("command %d of %d (op %d, grid %v, block %v)", i, len(l.Commands), c.Op, c.Grid, c.Block)
+}
+
+func (d *device) enqueue(l *List) error {
+	commands, n, args := l.c()
+	if rc := C.cuda_enqueue(d.lib, d.stream, commands, n, args, &d.outcome.failed); rc != C.CUDA_SUCCESS {
+		return d.keep(d.check(rc, l.name(int(d.outcome.failed))))
 	}
-	return d.keep(fmt.Errorf("%w; the context is lost, run under compute-sanitizer to find the place", d.check(rc, "cuStreamSynchronize")))
+	return nil
 }
 
 // keep makes an error of the stream final.
@@ -438,21 +402,7 @@ func (d *device) Capture(l *List) (g Graph, err error) {
 	return g, err
 }
 
-func (d *device) Launch(g Graph, seconds *float64) error {
-	d.graph, d.seconds = g, seconds
-	err := d.request()
-	d.seconds = nil
-	return err
-}
-
-func (d *device) runGraph() error {
-	return d.timed(func() error {
-		if rc := C.graph_launch(d.lib, C.uint64_t(d.graph), d.stream); rc != C.CUDA_SUCCESS {
-			return d.keep(d.check(rc, "cuGraphLaunch"))
-		}
-		return nil
-	})
-}
+func (d *device) Launch(g Graph, seconds *float64) error { return d.run(nil, g, seconds) }
 
 func (d *device) FreeGraph(g Graph) error {
 	return d.call(func() error {
@@ -469,37 +419,39 @@ func (d *device) Close() error {
 	if d.closed {
 		return nil
 	}
-	err := d.call(func() error {
-		if d.context == nil {
-			return nil
-		}
-		for g := range d.graphs {
-			C.exec_destroy(d.lib, C.uint64_t(g))
-		}
-		for p := range d.blocks {
-			C.mem_free(d.lib, C.CUdeviceptr(p))
-		}
-		for p := range d.hosts {
-			C.host_free(d.lib, unsafe.Pointer(p))
-		}
-		for _, m := range d.modules {
-			C.module_unload(d.lib, m)
-		}
-		for _, e := range []C.CUevent{d.start, d.end} {
-			if e != nil {
-				C.event_destroy(d.lib, e)
-			}
-		}
-		if d.stream != nil {
-			C.stream_destroy(d.lib, d.stream)
-		}
-		C.set_current(d.lib, nil)
-		return d.check(C.release(d.lib, d.ordinal), "cuDevicePrimaryCtxRelease")
-	})
 	d.closed = true
-	close(d.wake)
-	C.cuda_close(d.lib)
-	C.free(unsafe.Pointer(d.lib))
-	d.lib = nil
-	return err
+	defer func() {
+		C.cuda_close(d.lib)
+		C.free(unsafe.Pointer(d.lib))
+		C.free(unsafe.Pointer(d.outcome))
+		d.lib, d.outcome = nil, nil
+	}()
+	if d.context == nil {
+		return nil
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	C.set_current(d.lib, d.context)
+	for g := range d.graphs {
+		C.exec_destroy(d.lib, C.uint64_t(g))
+	}
+	for p := range d.blocks {
+		C.mem_free(d.lib, C.CUdeviceptr(p))
+	}
+	for p := range d.hosts {
+		C.host_free(d.lib, unsafe.Pointer(p))
+	}
+	for _, m := range d.modules {
+		C.module_unload(d.lib, m)
+	}
+	for _, e := range []C.CUevent{d.start, d.end} {
+		if e != nil {
+			C.event_destroy(d.lib, e)
+		}
+	}
+	if d.stream != nil {
+		C.stream_destroy(d.lib, d.stream)
+	}
+	C.set_current(d.lib, nil)
+	return d.check(C.release(d.lib, d.ordinal), "cuDevicePrimaryCtxRelease")
 }
