@@ -10,6 +10,7 @@ import (
 const (
 	panelOutputs = 32
 	pairBytes    = panelOutputs * 2 * 2 // of bf16 weights; f32 take twice that
+	packPairs    = 64                   // packed of one row after another, while their part of the panel is in L1
 )
 
 // matrix is a linear weight in panels of 32 outputs. A panel holds pair after
@@ -146,9 +147,12 @@ func (p *packer) rows(panel, lane int, part backend.Source, first, n int) error 
 			return err
 		}
 		dst := unsafe.Slice((*float32)(m.panel(panel, 0)), m.pairs*2*panelOutputs)
-		for r := range n {
-			for i, v := range p.f32[r*k:][:k] {
-				dst[i*panelOutputs+lane+r] = v
+		for begin := 0; begin < k; begin += 2 * packPairs {
+			end := min(begin+2*packPairs, k)
+			for r := range n {
+				for i, v := range p.f32[r*k:][begin:end] {
+					dst[(begin+i)*panelOutputs+lane+r] = v
+				}
 			}
 		}
 		return nil
@@ -160,14 +164,17 @@ func (p *packer) rows(panel, lane int, part backend.Source, first, n int) error 
 		return err
 	}
 	dst := unsafe.Slice((*uint32)(m.panel(panel, 0)), m.pairs*panelOutputs)
-	for r := range n {
-		row, o := p.bf16[r*k:][:k], lane+r
-		for len(row) >= 2 {
-			dst[o] = uint32(row[0]) | uint32(row[1])<<16
-			row, o = row[2:], o+panelOutputs
-		}
-		if len(row) == 1 {
-			dst[o] = uint32(row[0])
+	for begin := 0; begin < k; begin += 2 * packPairs {
+		end := min(begin+2*packPairs, k)
+		for r := range n {
+			row, o := p.bf16[r*k:][begin:end], begin/2*panelOutputs+lane+r
+			for len(row) >= 2 {
+				dst[o] = uint32(row[0]) | uint32(row[1])<<16
+				row, o = row[2:], o+panelOutputs
+			}
+			if len(row) == 1 {
+				dst[o] = uint32(row[0])
+			}
 		}
 	}
 	return nil
