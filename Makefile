@@ -33,7 +33,7 @@ serve: ## open-loop serving under each policy, and a plan for larger sizes (some
 	$(SUITE) -run '^(TestServing|TestPlanByVirtualClock)$$' $(FLAGS)
 
 .PHONY: bench
-bench: ## benchmarks in Go benchmark format, compared by mode (several minutes)
+bench: ## benchmarks into results/bench.txt, compared by mode (several minutes)
 	@mkdir -p $(RESULTS)
 	$(GO) test ./validation -run '^$$' -bench . -count=10 -timeout 60m -backend cpu -checkpoint $(CHECKPOINT) $(FLAGS) | tee $(RESULTS)/bench.new
 	@mv $(RESULTS)/bench.new $(RESULTS)/bench.txt
@@ -41,7 +41,7 @@ bench: ## benchmarks in Go benchmark format, compared by mode (several minutes)
 
 # make reports every failure as 2; for the exit status itself run bin/compare.
 .PHONY: compare
-compare: ## BASE against HEAD, git refs (measured interleaved) or bench files; fails on a regression (COMPARE=flags)
+compare: ## is HEAD slower than BASE? git refs, measured in turns, or bench files (BASE=main HEAD=HEAD, COMPARE=flags)
 	$(GO) build -o bin/compare ./validation/compare
 	bin/compare $(COMPARE) $(BASE) $(HEAD)
 

@@ -17,10 +17,11 @@ var session *Session // of this run of the suite; set by TestMain before any tes
 func TestMain(m *testing.M) {
 	var opt Options
 	opt.Register(flag.CommandLine)
+	flag.Usage = func() { Usage(flag.CommandLine.Output()) }
 	flag.Parse()
 	opt.Given(flag.CommandLine)
 	if err := opt.Validate(); err != nil {
-		fmt.Fprintf(os.Stderr, "these flags make no sense:\n%v\n", err)
+		fmt.Fprintf(os.Stderr, "these flags make no sense:\n%v\nall flags: go test ./validation -args -help\n", err)
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"runtime"
 	"slices"
 	"strconv"
@@ -60,7 +61,7 @@ func (o *Options) Register(fs *flag.FlagSet) {
 	fs.StringVar(&o.Checkpoint, "checkpoint", "", "`DIR|random:NAME` to measure (default "+DefaultCheckpoint+", for the sweep "+DefaultSweepCheckpoint+")")
 	fs.IntVar(&o.MaxTokens, "max-tokens", specifiedMaxTokens, "tokens that each request generates")
 	fs.IntVar(&o.PromptLength, "prompt-length", specifiedPromptLength, "tokens of each prompt")
-	fs.Var((*intList)(&o.NumConcurrent), "num-concurrent", "concurrency levels of the throughput criteria")
+	fs.Var((*intList)(&o.NumConcurrent), "num-concurrent", "concurrency levels of the throughput criteria, a `list`")
 	fs.Var(&count{value: &o.WarmupRuns}, "warmup-runs", "warm-up `blocks` (default 3 for latency, 1 for throughput)")
 	fs.Var(&count{value: &o.TestRuns}, "test-runs", "measured `blocks`, exactly so many; a 95 % bound takes 5 (default: from 10 for latency and 6 for throughput until the verdict is decided, at most 24)")
 	fs.IntVar(&o.MaxBatchSize, "max-batch-size", 8, "rows of the batch arm")
@@ -74,12 +75,30 @@ func (o *Options) Register(fs *flag.FlagSet) {
 	fs.StringVar(&o.Against, "against", AgainstTarget, "what throughput is held against, `target|ceiling`: the specified ratios, or a share of the best that this machine allows")
 	fs.Float64Var(&o.Share, "share", defaultShare, "share of the ceiling that -against ceiling asks for")
 	fs.StringVar(&o.Replay, "replay", "", "judge the samples of a results.json `FILE` again, instead of measuring, and make their report anew; -against judges them by another rule")
-	fs.Var((*intList)(&o.Sizes), "sizes", "batch sizes of the sweep")
+	fs.Var((*intList)(&o.Sizes), "sizes", "batch sizes of the sweep, a `list`")
 	fs.IntVar(&o.NewTokens, "new-tokens", 8, "tokens that each row of the sweep generates")
 	fs.IntVar(&o.BlockSize, "block-size", 16, "positions in a KV block")
 	fs.IntVar(&o.LongTokens, "long-tokens", 32, "tokens of the long row of the blocking run")
-	fs.IntVar(&o.ShortTokens, "short-tokens", 4, "tokens of its other rows")
+	fs.IntVar(&o.ShortTokens, "short-tokens", 4, "tokens of the other rows of the blocking run")
 	o.ServingOptions.register(fs)
+}
+
+// Usage is what a newcomer asks for: how the suite is called, and its own flags.
+func Usage(w io.Writer) {
+	fmt.Fprint(w, `go test ./validation -count=1 -v -backend cpu [flags]           the four criteria, the sweep and the serving scenario
+go test ./validation -run TestSingleRequestLatency ...          one of them: TestSingleRequestLatency, TestConcurrentThroughput,
+                                                                TestBatchSweep, TestHeadOfLineBlocking, TestServing, TestPlanByVirtualClock
+go test ./validation -run TestReplay -v -replay FILE            judge a recorded run again
+go test -tags cuda ./validation -count=1 -v -backend cuda ...   on a GPU
+
+Make has shorter names for these, see make help. go test ends a run after 10 minutes unless -timeout says otherwise,
+and has flags of its own, see go help testflag. The flags of the suite:
+
+`)
+	fs := flag.NewFlagSet("", flag.ContinueOnError)
+	fs.SetOutput(w)
+	new(Options).Register(fs)
+	fs.PrintDefaults()
 }
 
 // Given notes which of the suite's flags were set on the command line, and what

@@ -4,6 +4,9 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -126,4 +129,23 @@ func TestTooManyThreads(t *testing.T) {
 	require.NoError(t, err)
 	_, err = parse(t, "-backend", "cpu", "-threads", strconv.Itoa(most+1))
 	require.ErrorContains(t, err, fmt.Sprintf("-threads %d: this machine has %d cores", most+1, runtime.NumCPU()))
+}
+
+// TestUsage: the help names the tests that there are, and the suite's flags alone.
+func TestUsage(t *testing.T) {
+	var out strings.Builder
+	Usage(&out)
+	require.Contains(t, out.String(), "-num-concurrent list")
+	require.NotContains(t, out.String(), "-test.")
+	source, err := filepath.Glob("*_test.go")
+	require.NoError(t, err)
+	var code strings.Builder
+	for _, file := range source {
+		data, err := os.ReadFile(file)
+		require.NoError(t, err)
+		code.Write(data)
+	}
+	for _, name := range regexp.MustCompile(`Test[A-Z]\w+`).FindAllString(out.String(), -1) {
+		require.Contains(t, code.String(), "func "+name+"(t *testing.T)")
+	}
 }

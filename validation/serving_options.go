@@ -23,14 +23,14 @@ type ServingOptions struct {
 
 func (o *ServingOptions) register(fs *flag.FlagSet) {
 	o.ServePrompts, o.ServeTokens = Lengths{8, 160}, Lengths{8, 64}
-	fs.Float64Var(&o.Rate, "rate", 0, "requests a `second` of the serving scenario (default 70 % of what continuous batching was seen to serve)")
+	fs.Float64Var(&o.Rate, "rate", 0, "arrivals of the serving scenario, in `requests/s` (default 70 % of what continuous batching was seen to serve)")
 	fs.BoolVar(&o.ConstantRate, "constant-rate", false, "requests come at equal gaps, not at those of independent callers (Poisson)")
 	fs.IntVar(&o.Requests, "requests", 0, "requests of one serving run (default: as many as end in about 90 s, at most 200)")
 	fs.Var(&o.ServePrompts, "serve-prompts", "tokens of the prompts of the serving scenario, uniform in `MIN-MAX`")
-	fs.Var(&o.ServeTokens, "serve-tokens", "tokens that its requests generate, uniform in `MIN-MAX`")
+	fs.Var(&o.ServeTokens, "serve-tokens", "tokens that requests of the serving scenario generate, uniform in `MIN-MAX`")
 	fs.DurationVar(&o.SLO.TTFT, "slo-ttft", 0, "a request counts for goodput if its first token comes within this time (default, if no SLO is given: 5 times that of a lone request)")
-	fs.DurationVar(&o.SLO.TPOT, "slo-tpot", 0, "... and each further token takes this time on average (default, if no SLO is given: 5 times that of a lone request)")
-	fs.DurationVar(&o.SLO.E2EL, "slo-e2el", 0, "... and its end comes within this time (default: none)")
+	fs.DurationVar(&o.SLO.TPOT, "slo-tpot", 0, "it counts if, too, each further token takes this time on average (default, if no SLO is given: 5 times that of a lone request)")
+	fs.DurationVar(&o.SLO.E2EL, "slo-e2el", 0, "it counts if, too, its end comes within this time (default: none)")
 	fs.IntVar(&o.PlanRequests, "plan-requests", 1000, "requests that are simulated for each policy and size to plan with; try 1000000")
 }
 

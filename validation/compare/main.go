@@ -100,7 +100,11 @@ func (c *command) run(ctx context.Context, args []string) int {
 			"compare -baseline auto|FILE [flags] HEAD   a recorded file against a baseline\n"+
 			"compare -record FILE                       keep a recorded file as a baseline\n"+
 			"compare -trend OUT.svg FILE|DIR ...        draw recorded runs\n"+
-			"Exit status: 0 no regression, 1 regression, 2 cannot decide, 3 error.\n\n")
+			"Exit status: 0 no regression, 1 regression, 2 cannot decide, 3 error. For example:\n\n"+
+			"bin/compare main HEAD                      is what is checked out slower than main?\n"+
+			"bin/compare -backend cuda -checkpoint random:qwen3.5-0.8b -markdown summary.md main HEAD\n"+
+			"bin/compare old/bench.txt results/bench.txt\n\n"+
+			"A flag that says refs: or files: is for those alone.\n\n")
 		fs.PrintDefaults()
 	}
 	fs.Float64Var(&c.margin, "margin", 0.03, "smallest relative change that counts, as a `share`")
