@@ -109,7 +109,7 @@ func BenchmarkDecodeStep(b *testing.B) {
 
 func (s *benchStand) decodeStep(b *testing.B, rows int) {
 	// Contexts are those of the criteria: when the rows are full, they begin anew.
-	s.Meter.begin(s.turn)
+	s.meet(b)
 	var batch *Rows
 	begin := func() {
 		if batch != nil {
@@ -139,6 +139,16 @@ func (s *benchStand) decodeStep(b *testing.B, rows int) {
 	batch.Close()
 	s.reportSteps(b, steps, rows)
 	b.ReportMetric(1e3*quietMean(steps), "step-ms")
+}
+
+// meet begins a benchmark together with the other process, if there is one.
+func (s *benchStand) meet(b *testing.B) {
+	s.Meter.begin(s.turn)
+	if s.turn != nil {
+		if err := s.turn.peer.meet(b.Name()); err != nil {
+			b.Fatal(err)
+		}
+	}
 }
 
 // timed is what the step took that has begun then, in seconds.
@@ -210,7 +220,7 @@ func BenchmarkPrefill(b *testing.B) {
 }
 
 func (s *benchStand) prefill(b *testing.B, tokens int) {
-	s.Meter.begin(s.turn)
+	s.meet(b)
 	var steps []float64
 	step := func() {
 		batch := s.rows(b, 1, tokens)

@@ -29,8 +29,8 @@ const peerTurn = 5 * time.Millisecond
 // handover passes on a turn, with what its last step took: so each process can
 // set its steps beside those of the other that ran just before and just after.
 type handover struct {
-	Benchmark uint64  // hash of the name; 0: nothing was timed
-	Seconds   float64 // of the last step
+	Benchmark uint64  // hash of the name; 0: none
+	Seconds   float64 // of the last step; 0: nothing was timed
 }
 
 // HandoverBytes is the length of a handover on a pipe.
@@ -61,7 +61,14 @@ func peerFromEnvironment() (*Turn, error) {
 
 // alternate hands the machine over if it is time, and waits until it is back.
 func (p *peer) alternate() error {
-	if p.closed || time.Since(p.since) < peerTurn {
+	if time.Since(p.since) < peerTurn {
+		return nil
+	}
+	return p.handOver()
+}
+
+func (p *peer) handOver() error {
+	if p.closed {
 		return nil
 	}
 	if err := binary.Write(p.pass, binary.LittleEndian, p.mine); err != nil {
@@ -73,6 +80,18 @@ func (p *peer) alternate() error {
 	return err
 }
 
+// meet waits until the other process is at the same benchmark, or has ended.
+func (p *peer) meet(benchmark string) error {
+	here := handover{Benchmark: hash(benchmark)}
+	for !p.closed {
+		p.mine = here
+		if err := p.handOver(); err != nil || p.before.Benchmark == here.Benchmark {
+			return err
+		}
+	}
+	return nil
+}
+
 // wait returns with the turn.
 func (p *peer) wait() error {
 	var after handover
@@ -82,18 +101,23 @@ func (p *peer) wait() error {
 	case err != nil:
 		return fmt.Errorf("waiting for a turn on the machine: %w", err)
 	}
-	if p.mine.Benchmark != 0 && p.before.Benchmark == p.mine.Benchmark && after.Benchmark == p.mine.Benchmark {
+	same := p.before.Benchmark == p.mine.Benchmark && after.Benchmark == p.mine.Benchmark
+	if same && p.mine.Seconds > 0 && p.before.Seconds > 0 && after.Seconds > 0 {
 		p.pairs = append(p.pairs, math.Log(p.mine.Seconds)-(math.Log(p.before.Seconds)+math.Log(after.Seconds))/2)
 	}
-	p.mine, p.before = handover{}, after
+	p.mine, p.before = handover{Benchmark: p.mine.Benchmark}, after
 	return nil
 }
 
 // time notes what a step of a benchmark took.
 func (p *peer) time(benchmark string, seconds float64) {
+	p.mine = handover{hash(benchmark), seconds}
+}
+
+func hash(benchmark string) uint64 {
 	h := fnv.New64a()
 	h.Write([]byte(benchmark))
-	p.mine = handover{h.Sum64(), seconds}
+	return max(h.Sum64(), 1)
 }
 
 // relative is the median of what the steps since the last call took, over the

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -99,6 +100,43 @@ func TestPeersCompareTheirSteps(t *testing.T) {
 	give(a, b)
 	give(a, b)
 	require.Empty(t, a.pairs)
+}
+
+// TestPeersMeet: whoever comes to a benchmark first waits, passing its turns on,
+// and nobody waits for one that has ended.
+func TestPeersMeet(t *testing.T) {
+	toA, fromB, err := os.Pipe()
+	require.NoError(t, err)
+	toB, fromA, err := os.Pipe()
+	require.NoError(t, err)
+	a := &peer{given: toA, pass: fromA}
+	b := &peer{given: toB, pass: fromB}
+	var at atomic.Int32 // where b is
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer fromB.Close()
+		if b.wait() != nil {
+			t.Error("no turn")
+		}
+		for i := range 5 { // still at another benchmark
+			at.Store(int32(i))
+			b.time("one", 1)
+			if b.handOver() != nil {
+				t.Error("no turn")
+			}
+		}
+		at.Store(5)
+		if b.meet("two") != nil {
+			t.Error("no turn")
+		}
+	})
+	require.NoError(t, a.meet("two"))
+	require.EqualValues(t, 5, at.Load())
+	require.NoError(t, a.handOver())
+	require.NoError(t, a.meet("three"), "it has ended")
+	wg.Wait()
+	require.Empty(t, a.pairs)
+	require.Empty(t, b.pairs)
 }
 
 func TestPeerFromEnvironment(t *testing.T) {

@@ -118,7 +118,7 @@ func (c *command) run(ctx context.Context, args []string) int {
 	fs.BoolVar(&c.record, "record", false, "keep a file under "+baselines)
 	fs.StringVar(&c.trend, "trend", "", "draw recorded runs into this SVG `file`")
 	fs.StringVar(&c.bench, "bench", defaultBench, "refs: benchmarks to run, as a `regexp` of go test")
-	fs.StringVar(&c.benchtime, "benchtime", "1s", "refs: `time` of each benchmark in one run, the turns of the other side included")
+	fs.StringVar(&c.benchtime, "benchtime", "1500ms", "refs: `time` of each benchmark in one run, the turns of the other side included")
 	fs.StringVar(&c.checkpoint, "checkpoint", validation.DefaultCheckpoint, "refs: `DIR|random:NAME` to measure")
 	fs.StringVar(&c.backend, "backend", "cpu", "refs: backend to build and measure, `cpu|cuda`")
 	fs.StringVar(&c.suite, "flags", defaultSuite, "refs: further `flags` of the suite")
