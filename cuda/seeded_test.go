@@ -207,7 +207,7 @@ var probes = map[string]func(p *probe){
 		}
 	},
 	"attention_tiles": func(p *probe) { // tails of dims, queries and keys; prompts beside a decode row
-		nq, nkv, dim := 6, 2, 80
+		nq, nkv, dim := 6, 2, 48
 		cache := must(p.b.NewKVCache(backend.KVSpec{Layers: 2, Blocks: 40, BlockSize: 7, KVHeads: nkv, HeadDim: dim, DType: backend.BF16}))
 		a := &backend.Attention{
 			Layer: 1, Heads: nq, KVHeads: nkv, HeadDim: dim, Scale: 0.2, Gated: true,
@@ -221,7 +221,7 @@ var probes = map[string]func(p *probe){
 		for _, rows := range [][]backend.Row{
 			{{Count: 75, Blocks: blocks[:11], Prompt: true}},
 			{{Count: 20, Blocks: blocks[15:18], Prompt: true}, {First: 20, Count: 1, Start: 75, Blocks: blocks[:11]}},
-			{{Count: 30, Start: 20, Blocks: blocks[15:23], Prompt: true}},
+			{{Count: 5, Start: 20, Blocks: blocks[15:19], Prompt: true}},
 		} {
 			last := rows[len(rows)-1]
 			n := last.First + last.Count
@@ -231,11 +231,11 @@ var probes = map[string]func(p *probe){
 		}
 	},
 	"delta": func(p *probe) {
-		p.delta(backend.DeltaSpec{Layers: 2, Slots: 3, KeyHeads: 2, ValueHeads: 4, KeyDim: 18, ValueDim: 40, ConvWidth: 4}, []backend.Row{
+		p.delta(backend.DeltaSpec{Layers: 2, Slots: 3, KeyHeads: 2, ValueHeads: 4, KeyDim: 18, ValueDim: 40, ConvWidth: 4}, 2, []backend.Row{
 			{Count: 1, Slot: 2}, {First: 1, Count: 11, Slot: 0, Prompt: true}, {First: 12, Count: 35, Slot: 1, Prompt: true}})
 	},
 	"delta_chunks": func(p *probe) { // two chunks and a tail, beside a decode row and another prompt
-		p.delta(backend.DeltaSpec{Layers: 2, Slots: 3, KeyHeads: 2, ValueHeads: 4, KeyDim: 70, ValueDim: 72, ConvWidth: 4}, []backend.Row{
+		p.delta(backend.DeltaSpec{Layers: 2, Slots: 3, KeyHeads: 1, ValueHeads: 2, KeyDim: 70, ValueDim: 72, ConvWidth: 4}, 1, []backend.Row{
 			{Count: 1, Slot: 2}, {First: 1, Count: 69, Slot: 0, Prompt: true}, {First: 70, Count: 33, Slot: 1, Prompt: true}})
 	},
 	"sample": func(p *probe) {
@@ -302,8 +302,8 @@ var probes = map[string]func(p *probe){
 	},
 }
 
-// delta runs two steps of the same rows, the second from the state of the first.
-func (p *probe) delta(spec backend.DeltaSpec, rows []backend.Row) {
+// delta runs steps of the same rows, each from the state of the one before.
+func (p *probe) delta(spec backend.DeltaSpec, steps int, rows []backend.Row) {
 	state := must(p.b.NewDeltaState(spec))
 	g := &backend.GatedDelta{
 		Layer: 1, Conv: p.vector(spec.ConvDim() * 4), ALog: p.vector(spec.ValueHeads), DTBias: p.vector(spec.ValueHeads),
@@ -315,7 +315,7 @@ func (p *probe) delta(spec backend.DeltaSpec, rows []backend.Row) {
 	for slot := range spec.Slots {
 		p.b.ResetSlot(state, slot)
 	}
-	for range 2 {
+	for range steps {
 		p.b.Begin(&backend.Step{Tokens: make([]int32, n), Rows: rows})
 		p.b.GatedDelta(dst, src, g, state)
 		p.read(dst, n)

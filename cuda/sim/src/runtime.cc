@@ -302,16 +302,18 @@ bool concurrent(const arena &a, uint32_t when, unsigned who) {
 
 void load(const arena &a, const char *p, size_t bytes, uintptr_t at) {
 	uint32_t pc = offset_of(at);
-	shadow *s = a.of(p), *end = a.of(p + bytes - 1) + 1;
-	for (; s < end; s++) {
-		if (s->written == unallocated) fail(at, 0, "load of %zu bytes outside %s memory that is allocated", bytes, space(a));
-		if (s->written == never) fail(at, 0, "load of %s memory that nothing has written", space(a));
-		if (concurrent(a, s->written, s->writer)) race(a, p, at, s->write_at, s->writer, s->written < block_began ? "written by another block, by" : "written by");
-		bool same_warp = s->reader / 32 == (unsigned)self_id / 32;
-		s->blocks = &a == &device && s->read >= launch_began && (s->blocks || s->read < block_began);
-		s->warps = s->read >= block_synced && (s->warps || !same_warp);
-		s->lanes = s->read >= warps[self_id / 32].synced && same_warp && (s->lanes || s->reader != (unsigned)self_id);
-		s->read = counter, s->reader = self_id, s->read_at = pc;
+	shadow *to = a.of(p), *end = a.of(p + bytes - 1) + 1;
+	for (; to < end; to++) {
+		shadow s = *to;  // as a whole: the processor forwards no part of what it has just stored
+		if (s.written == unallocated) fail(at, 0, "load of %zu bytes outside %s memory that is allocated", bytes, space(a));
+		if (s.written == never) fail(at, 0, "load of %s memory that nothing has written", space(a));
+		if (concurrent(a, s.written, s.writer)) race(a, p, at, s.write_at, s.writer, s.written < block_began ? "written by another block, by" : "written by");
+		bool same_warp = s.reader / 32 == (unsigned)self_id / 32;
+		s.blocks = &a == &device && s.read >= launch_began && (s.blocks || s.read < block_began);
+		s.warps = s.read >= block_synced && (s.warps || !same_warp);
+		s.lanes = s.read >= warps[self_id / 32].synced && same_warp && (s.lanes || s.reader != (unsigned)self_id);
+		s.read = counter, s.reader = self_id, s.read_at = pc;
+		*to = s;
 	}
 }
 

@@ -161,7 +161,7 @@ func testGatedDeltaInvariance(h *harness) {
 	h.sweep(0, 11, func(i int) {
 		c := h.deltaCase(2, pick(h, 2, 4, 6), pick(h, 16, 32, 64), pick(h, 16, 32, 64), 4)
 		for range 2 + i + i/5 {
-			c.lengths = append(c.lengths, 1+h.rng.IntN(max(8, 24-2*i)+2*(h.opt.DeltaBlock-1)))
+			c.lengths = append(c.lengths, 1+h.rng.IntN(max(8, 24-2*i)+h.opt.DeltaBlock-1))
 		}
 		sizes := []int{1, 7, 16, h.opt.DeltaBlock}
 		r := h.openDelta(c, 4+len(sizes))
