@@ -43,7 +43,6 @@ func openSim(t testing.TB, opt sim.Options) *Backend {
 func openGPU(t testing.TB) *Backend {
 	t.Helper()
 	dev, err := driver.Open(0)
-	//lint:ignore SA4023 without the tag cuda it always fails
 	if errors.Is(err, driver.ErrNotBuilt) || errors.Is(err, driver.ErrNoDriver) || errors.Is(err, driver.ErrNoDevice) {
 		testutil.Missing(t, "gpu", err.Error())
 	}
