@@ -73,6 +73,7 @@ type Backend struct {
 	step     layout
 	graphs   [maxGraphWidth + 1]graph
 	sample   sampling
+	peaks    peaks
 	watch    *monitor.Watch // nil without NVML
 	note     string         // and why
 }
@@ -182,6 +183,8 @@ const (
 	kDrawFirst
 	kDrawNext
 	kDrawLast
+	kPeakRead
+	kPeakMMA
 	kernelCount
 )
 
@@ -195,4 +198,5 @@ var kernelNames = [kernelCount]string{
 	"attention_tiles_64", "attention_tiles_128", "attention_tiles_256",
 	"delta_conv", "delta_rule", "delta_prepare", "delta_chunks", "delta_norm",
 	"argmax_shares", "argmax_merge", "draw_first", "draw_next", "draw_last",
+	"peak_read", "peak_mma",
 }

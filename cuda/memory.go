@@ -47,10 +47,12 @@ func (m *memory) open(dev driver.Device) (err error) {
 	return err
 }
 
+// left is how much can still be allocated.
+func (m *memory) left() int64 { return m.free - m.margin - m.used }
+
 // alloc allocates, or says what for, how much, and what to do.
 func (m *memory) alloc(dev driver.Device, what string, bytes int64) (driver.Ptr, error) {
-	left := m.free - m.margin - m.used
-	if bytes > left {
+	if bytes > m.left() {
 		return 0, fmt.Errorf("%w: %s needs %s; of %s on the device %s were free at the start, %s are in use by this model and %s stay free as a margin: "+
 			"choose a smaller checkpoint, fewer sequences or a shorter context, or end other processes on the device",
 			driver.ErrOutOfMemory, what, size(bytes), size(m.total), size(m.free), size(m.used), size(m.margin))

@@ -300,6 +300,21 @@ var probes = map[string]func(p *probe){
 			p.out = append(p.out, []float32{float32(alone - together[2*round])})
 		}
 	},
+	"peak": func(p *probe) { // what is wrong; on the oracle, nothing
+		b, ok := p.b.(*Backend)
+		for _, n := range readLengths {
+			wrong := 0
+			if ok {
+				wrong = must(wrongReads(b, n))
+			}
+			p.out = append(p.out, []float32{float32(wrong)})
+		}
+		wrong := 0
+		if ok {
+			wrong = must(wrongProducts(b, 3))
+		}
+		p.out = append(p.out, []float32{float32(wrong)})
+	},
 }
 
 // delta runs steps of the same rows, each from the state of the one before.
@@ -456,6 +471,13 @@ var seeded = []struct {
 	{"draw", "bits that are known not looked at", "if (level > 0 && key >> (shift + 8) != s.prefix) continue;", "", ""},
 	{"draw", "of the drawn logit not only its tokens", "if (some && key != s.key) continue;", "", "differs"},
 	{"draw", "told before it is known", "	__syncthreads();\n	place p = *told;", "	place p = *told;", ""},
+
+	{"peak", "a load left out", "for (int j = 0; j < read_depth; j++) sum +=", "for (int j = 1; j < read_depth; j++) sum +=", "differs"},
+	{"peak", "the tail of the loads left out", "for (; i < vectors; i += stride)", "for (; i + stride < vectors; i += stride)", "differs"},
+	{"peak", "unmasked tail of the memory", "for (; i < vectors; i += stride)", "for (; i <= vectors; i += stride)", ""},
+	{"peak", "half a warp added", "for (int m = 16; m > 0; m >>= 1) sum", "for (int m = 8; m > 0; m >>= 1) sum", "differs"},
+	{"peak", "a chain left out", "c < mma_chains; c++) mma_bf16", "c < mma_chains - 1; c++) mma_bf16", "differs"},
+	{"peak", "race: blocks in one place", "sums[blockIdx.x * 256 + threadIdx.x]", "sums[threadIdx.x]", "race"},
 }
 
 // TestSeededBugs: each bug is found, so that a test which passes means something.
