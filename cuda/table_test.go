@@ -98,7 +98,7 @@ func kernelTable(ctx context.Context, out *strings.Builder, dev driver.Device, c
 		sheet := &sheet{c: ck.Config, element: float64(ck.DType().Size()), rows: 1, tokens: last, before: positions - last}
 		if i == 0 {
 			fmt.Fprintf(out, "\nprompt chunk of %d tokens after %d\n", last, sheet.before)
-			if _, err := timer.table(out, rec, sheet, bandwidth); err != nil {
+			if _, _, err := timer.table(out, rec, sheet, bandwidth); err != nil {
 				return err
 			}
 		}
@@ -132,12 +132,12 @@ func kernelTable(ctx context.Context, out *strings.Builder, dev driver.Device, c
 		wall, device := time.Since(begin).Seconds()/(steps-1), rec.seconds/(steps-1)
 		rec.last = list
 		fmt.Fprintf(out, "\ndecode step of %d rows, %d positions each\n", width, positions)
-		kernels, err := timer.table(out, rec, sheet, bandwidth)
+		count, kernels, err := timer.table(out, rec, sheet, bandwidth)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "step: %.1f µs on the device as one graph (kernels one by one, caches cold: %.1f), %.1f µs in all, so %.1f µs are the host's\n",
-			1e6*device, 1e6*kernels, 1e6*wall, 1e6*(wall-device))
+		fmt.Fprintf(out, "step: %d launches, %.1f µs on the device as one graph (kernels one by one, caches cold: %.1f), %.1f µs in all, so %.1f µs are the host's\n",
+			count, 1e6*device, 1e6*kernels, 1e6*wall, 1e6*(wall-device))
 		for r := range batch.Rows {
 			batch.Rows[r].Seq.Close()
 		}
@@ -228,18 +228,21 @@ func (t *timer) copyBandwidth() (float64, error) {
 type launches struct {
 	kernel, shape string
 	list          driver.List
-	bytes, flops  float64 // of each; 0 if the sheet has nothing
+	bytes, flops  float64 // of each
 	seconds       float64 // of each
 }
 
 // group sorts the launches of a step by kernel and shape, in order of appearance.
-func group(list *driver.List, names map[driver.Kernel]string, s *sheet) (groups []*launches) {
+func group(list *driver.List, names map[driver.Kernel]string, s *sheet) (groups []*launches, err error) {
 	for _, c := range list.Commands {
 		if c.Op != driver.OpLaunch {
 			continue
 		}
 		args := list.Args[c.Args:][:c.Count]
-		shape, bytes, flops := s.of(names[c.Kernel], args)
+		shape, bytes, flops, ok := s.of(names[c.Kernel], args)
+		if !ok {
+			return nil, fmt.Errorf("%s is not on the sheet", names[c.Kernel])
+		}
 		i := slices.IndexFunc(groups, func(g *launches) bool { return g.kernel == names[c.Kernel] && g.shape == shape })
 		if i < 0 {
 			i = len(groups)
@@ -247,7 +250,7 @@ func group(list *driver.List, names map[driver.Kernel]string, s *sheet) (groups 
 		}
 		groups[i].list.Launch(c.Kernel, c.Grid, c.Block, int(c.Shared), args...)
 	}
-	return groups
+	return groups, nil
 }
 
 func (t *timer) time(g *launches) error {
@@ -270,25 +273,31 @@ func (t *timer) time(g *launches) error {
 	return err
 }
 
-// table times the launches of the list that was run last, and returns their sum.
-func (t *timer) table(out *strings.Builder, rec *recorder, s *sheet, bandwidth float64) (sum float64, err error) {
+// table times the launches of the list that was run last, and returns their
+// number and the sum of their times.
+func (t *timer) table(out *strings.Builder, rec *recorder, s *sheet, bandwidth float64) (count int, sum float64, err error) {
+	groups, err := group(rec.last, rec.names, s)
+	if err != nil {
+		return 0, 0, err
+	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "kernel\tshape\tlaunches\tµs each\tµs all\tMB each\tGB/s\t% of copy\tMFLOP each\tTFLOP/s\t")
-	for _, g := range group(rec.last, rec.names, s) {
+	for _, g := range groups {
 		if err := t.time(g); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		n := len(g.list.Commands)
+		count += n
 		sum += float64(n) * g.seconds
 		fmt.Fprintf(w, "%s\t%s\t%d\t%.2f\t%.1f\t", g.kernel, g.shape, n, 1e6*g.seconds, 1e6*float64(n)*g.seconds)
-		if g.bytes == 0 || g.seconds == 0 {
+		if g.seconds == 0 { // less than the noise of the fills
 			fmt.Fprintln(w, "–\t–\t–\t–\t–\t")
 			continue
 		}
 		rate := g.bytes / g.seconds
 		fmt.Fprintf(w, "%.3f\t%.0f\t%.1f\t%.2f\t%.2f\t\n", g.bytes/1e6, rate/1e9, 100*rate/bandwidth, g.flops/1e6, g.flops/g.seconds/1e12)
 	}
-	return sum, w.Flush()
+	return count, sum, w.Flush()
 }
 
 // sheet is kernels/SHEET.md for one step: rows that bring tokens/rows tokens
@@ -300,8 +309,9 @@ type sheet struct {
 	before       int
 }
 
-// of is the shape of a launch, for people, and its least work.
-func (s *sheet) of(kernel string, args []uint64) (shape string, bytes, flops float64) {
+// of is the shape of a launch, for people, and its least work; ok if the sheet
+// has the kernel.
+func (s *sheet) of(kernel string, args []uint64) (shape string, bytes, flops float64, ok bool) {
 	c, n, rows := s.c, float64(s.tokens), float64(s.rows)
 	per := s.tokens / s.rows
 	attended := n * (float64(s.before) + float64(per+1)/2) // positions, over all tokens
@@ -323,57 +333,61 @@ func (s *sheet) of(kernel string, args []uint64) (shape string, bytes, flops flo
 	switch {
 	case strings.HasPrefix(kernel, "linear_decode"):
 		shape, out, in, n, w := linear(8, 2)
-		return shape, w + 4*n*(out+in), 2 * n * w
+		return shape, w + 4*n*(out+in), 2 * n * w, true
 	case kernel == "linear_prefill":
 		shape, out, in, n, w := linear(5, 2)
-		return shape, w + 4*n*(out+in), 2 * n * w
+		return shape, w + 4*n*(out+in), 2 * n * w, true
 	case kernel == "linear_f32":
 		shape, out, in, n, w := linear(4, 4)
-		return shape, w*float64(ceil(int(n), 8)) + 4*n*(out+in), n * w / 2
+		return shape, w*float64(ceil(int(n), 8)) + 4*n*(out+in), n * w / 2, true
 	case kernel == "split_rows":
 		in := float64(int32(args[7]))
-		return fmt.Sprintf("%.0f", in), 8 * n * in, 0
+		return fmt.Sprintf("%.0f", in), 8 * n * in, 0, true
 	case kernel == "norm_rows":
 		in := float64(int32(args[3]))
-		return fmt.Sprintf("%.0f", in), 8 * n * in, 0
+		return fmt.Sprintf("%.0f", in), 8 * n * in, 0, true
 	case kernel == "delta_conv":
-		return "", 4 * channels * (2*n + 2*rows*float64(d.ConvWidth-1)), 8 * n * channels
+		return "", 4 * channels * (2*n + 2*rows*float64(d.ConvWidth-1)), 8 * n * channels, true
 	case kernel == "delta_rule":
-		return "", 8*rows*state + 4*rest*channels, 7 * rest * state
+		return "", 8*rows*state + 4*rest*channels, 7 * rest * state, true
 	case kernel == "delta_prepare":
 		keys := float64(d.KeyHeads * d.KeyDim)
 		return "", chunked * (8*keys + 12*keys + 4*float64(2*deltaChunk+2)*float64(d.ValueHeads)),
-			chunked * deltaChunk * (12*keys + deltaChunk/3*float64(d.ValueHeads))
+			chunked * deltaChunk * (12*keys + deltaChunk/3*float64(d.ValueHeads)), true
 	case kernel == "delta_chunks":
 		keys := float64(d.KeyHeads * d.KeyDim)
-		return "", 8*rows*state + chunked*(12*keys+4*float64(2*deltaChunk+2)*float64(d.ValueHeads)+8*values), chunked * (18*state + 12*deltaChunk*values)
+		return "", 8*rows*state + chunked*(12*keys+4*float64(2*deltaChunk+2)*float64(d.ValueHeads)+8*values), chunked * (18*state + 12*deltaChunk*values), true
 	case kernel == "delta_norm":
-		return "", 12 * n * values, 12 * n * values
+		return "", 12 * n * values, 12 * n * values, true
 	case strings.HasPrefix(kernel, "attention_prepare"):
 		stride := dim
 		if c.Arch == model.Qwen35 {
 			stride *= 2 // the output gate
 		}
 		all := n * (heads*stride + 2*kvHeads*dim)
-		return "", 8 * all, 8 * all
+		return "", 8 * all, 8 * all, true
 	case strings.HasPrefix(kernel, "attention_splits"):
-		return "", 2*s.element*kvHeads*dim*context + s.partial()*4*dim, 4 * heads * dim * attended
+		return "", 2*s.element*kvHeads*dim*context + s.partial()*4*dim, 4 * heads * dim * attended, true
 	case kernel == "attention_merge":
-		return "", s.partial() * (4*dim + 8), s.partial() * 4 * dim
+		return "", s.partial() * (4*dim + 8), s.partial() * 4 * dim, true
 	case strings.HasPrefix(kernel, "attention_tiles"):
-		return "", 2*s.element*kvHeads*dim*context + 8*n*heads*dim, 8 * heads * dim * attended
+		return "", 2*s.element*kvHeads*dim*context + 8*n*heads*dim, 8 * heads * dim * attended, true
 	case strings.HasPrefix(kernel, "attention_walk"):
-		return "", 2 * s.element * kvHeads * dim * context, 4 * heads * dim * attended
+		return "", 2 * s.element * kvHeads * dim * context, 4 * heads * dim * attended, true
 	case kernel == "argmax_shares":
-		return "", 4 * rows * float64(c.Vocab), rows * float64(c.Vocab)
+		return "", 4 * rows * float64(c.Vocab), rows * float64(c.Vocab), true
+	case kernel == "argmax_merge":
+		return "", rows * float64(8*int32(args[3])+8), 0, true
+	case kernel == "draw_last":
+		return "", rows * (drawBins*12 + stateBytes + drawRowBytes + 8), 0, true
 	case kernel == "draw_first" || kernel == "draw_next":
-		return "", 4 * rows * float64(c.Vocab), 0
+		return "", 4 * rows * float64(c.Vocab), 0, true
 	case strings.HasPrefix(kernel, "embed"):
-		return "", n * float64(c.Hidden) * (s.element + 4), 0
+		return "", n * float64(c.Hidden) * (s.element + 4), 0, true
 	case kernel == "gather":
-		return "", 8 * rows * float64(c.Hidden), 0
+		return "", 8 * rows * float64(c.Hidden), 0, true
 	}
-	return "", 0, 0
+	return "", 0, 0, false
 }
 
 // partial is the number of vectors that attention leaves for its merge.
@@ -403,6 +417,7 @@ func TestKernelTableArithmetic(t *testing.T) {
 	require.Empty(t, dev.Misuses)
 	text := out.String()
 	t.Logf("\n%s", text)
+	require.NotContains(t, text, "–")
 	require.Contains(t, text, "copies within the device move 4000 GB/s")
 	_, decode, _ := strings.Cut(text, "decode step of 1 rows")
 	decode, eight, _ := strings.Cut(decode, "decode step of 8 rows")
@@ -421,4 +436,18 @@ func TestKernelTableArithmetic(t *testing.T) {
 	require.Equal(t, strings.Fields("20.00 20.0 1025.130 51257 1281.4 16273.90 813.69"), line(eight, "248320 × 2048")[5:])
 	require.Equal(t, strings.Fields("attention_splits_bf16 6 3.00 18.0 2.163 721 18.0 8.39 2.80"), line(decode, "attention_splits"))
 	require.Equal(t, strings.Fields("3.00 18.0 0.528 176 4.4 0.52 0.17"), line(eight, "attention_merge")[2:])
+	require.Equal(t, strings.Fields("step: 173 launches,"), line(decode, "step:")[:3])
+	require.Equal(t, strings.Fields("step: 173 launches,"), line(eight, "step:")[:3])
+}
+
+// TestKernelsAreOnTheSheet: all but those that load weights, which no step
+// launches, and those that measure the device itself.
+func TestKernelsAreOnTheSheet(t *testing.T) {
+	s := &sheet{c: checkpoint(t, "qwen3.5-2b").Config, element: 2, rows: 1, tokens: 1}
+	for k, name := range kernelNames {
+		_, _, _, ok := s.of(name, make([]uint64, 16))
+		require.Equal(t, k > kRandomF32 && k < kPeakRead, ok, name)
+	}
+	_, err := group(&driver.List{Commands: []driver.Command{{Op: driver.OpLaunch}}}, map[driver.Kernel]string{0: "other"}, s)
+	require.ErrorContains(t, err, "other is not on the sheet")
 }

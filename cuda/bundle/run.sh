@@ -96,7 +96,7 @@ tests conformance 60 -test.run '^TestConformance$/^gpu$'
 suite validate 130 -test.run '^(TestSingleRequestLatency|TestConcurrentThroughput)$' -checkpoint random:qwen3.5-0.8b -time-limit 100s -results "$out/validate"
 flatten validate
 suite decode 45 -test.run '^$' -test.bench '^BenchmarkDecodeStep$' -test.count=5 -checkpoint random:qwen3.5-2b -sizes 1,8
-tests kernels 45 -test.run '^TestKernelTable$' -checkpoint random:qwen3.5-2b
+tests kernels 45 -test.run '^(TestPeakKernels|TestPeaks|TestKernelTable)$/^gpu$' -checkpoint random:qwen3.5-2b
 suite sweep 40 -test.run '^(TestBatchSweep|TestHeadOfLineBlocking)$' -results "$out/sweep"
 flatten sweep
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
