@@ -147,10 +147,12 @@
 //
 // A ratio can depend on how fast the memory is: where arithmetic bounds the batch
 // arm and reads bound the serial arm, slower reads make batching pay more. So a
-// verdict must hold at every speed that the session met. If the ratio, moved as
-// its ceiling moves, were on the other side of the target at the bandwidth of the
-// second fastest or second slowest block of the session so far, the verdict is
-// INCONCLUSIVE and names both speeds. This can only withhold a verdict.
+// verdict must hold at every speed that the session met. If the ratio might lie on
+// the other side of the target at the bandwidth of the second fastest or second
+// slowest block of the session so far, the verdict is INCONCLUSIVE and names both
+// speeds. How far a ratio may move is estimated, carefully, from its ceiling and
+// from what was seen (see Judgement.at); speeds within a tenth count as one. This
+// can only withhold a verdict.
 //
 // # The ceiling
 //

@@ -24,11 +24,6 @@ func judged(t *testing.T, x *fakeExperiment) *Judgement {
 	return j
 }
 
-func (j *Judgement) check(name string) stats.Check {
-	i := slices.IndexFunc(j.Checks, func(c stats.Check) bool { return c.Name == name })
-	return j.Checks[i]
-}
-
 // passing is an experiment that passes: a ratio of 4 for four requests.
 func passing(t *testing.T) *fakeExperiment {
 	x := newFakeExperiment(t, ThroughputCriterion(4), 0)
@@ -216,12 +211,12 @@ func TestOtherSpeed(t *testing.T) {
 		{[]float64{10e9, 11e9, 9e9}, Pass},
 		{[]float64{20e9, 10e9, 10e9}, Pass}, // a single block
 		{[]float64{20e9, 20e9, 10e9}, Inconclusive},
-		{[]float64{5e9, 5e9, 10e9}, Pass}, // reads bound both arms there
+		{[]float64{5e9, 5e9, 10e9}, Pass}, // slower reads make batching pay more
 	} {
 		j := bound(c.earlier...)
 		require.Equal(t, c.verdict, j.Verdict, "%v: %s", c.earlier, j.Reason)
 		if c.verdict == Inconclusive {
-			require.Regexp(t, `^PASS at 10.0 GB/s of reads .*, but the machine also ran at 20.0 GB/s in this session, where the ratio would be about \d\.\d\d: it has no one speed to judge at$`, j.Reason)
+			require.Regexp(t, `^PASS at 10.0 GB/s of reads .*, but the machine also ran at 20.0 GB/s in this session, where the ratio may be \d\.\d\d: it has no one speed to judge at$`, j.Reason)
 		}
 		replay(t, j)
 	}

@@ -21,6 +21,13 @@ type ServingOptions struct {
 	PlanRequests int         `json:"plan_requests"`
 }
 
+// Beyond these a run would take days, or more memory than there is.
+const (
+	leastRate, mostRate = 1e-3, 1e6 // requests a second
+	mostRequests        = 1_000_000
+	mostPlanned         = 100_000_000
+)
+
 func (o *ServingOptions) register(fs *flag.FlagSet) {
 	o.ServePrompts, o.ServeTokens = Lengths{8, 160}, Lengths{8, 64}
 	fs.Float64Var(&o.Rate, "rate", 0, "arrivals of the serving scenario, in `requests/s` (default 70 % of what continuous batching was seen to serve)")
@@ -35,13 +42,15 @@ func (o *ServingOptions) register(fs *flag.FlagSet) {
 }
 
 func (o *ServingOptions) validate(bad func(string, ...any), least func(string, int, int, string)) {
-	if !(o.Rate >= 0) || o.Rate > 1e9 {
-		bad("-rate %v: want requests a second, or 0 for a share of the capacity", o.Rate)
+	if o.Rate != 0 && !(o.Rate >= leastRate && o.Rate <= mostRate) {
+		bad("-rate %v: want %g to %g requests a second, or 0 for a share of the capacity", o.Rate, leastRate, mostRate)
 	}
-	if o.Requests == 1 || o.Requests < 0 {
-		bad("-requests %d: want at least 2, since a rate takes two, or 0 for as many as the time allows", o.Requests)
+	if o.Requests != 0 && (o.Requests < 2 || o.Requests > mostRequests) {
+		bad("-requests %d: want 2, since a rate takes two, to %d, or 0 for as many as the time allows", o.Requests, mostRequests)
 	}
-	least("plan-requests", o.PlanRequests, 1, "")
+	if o.PlanRequests < 1 || o.PlanRequests > mostPlanned {
+		bad("-plan-requests %d: want 1 to %d", o.PlanRequests, mostPlanned)
+	}
 	for _, l := range []struct {
 		name  string
 		value Lengths

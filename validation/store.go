@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -206,8 +207,46 @@ func (r *Record) check() error {
 			n := a.Steps.Len()
 			if len(a.Steps.BeginNS) != n || len(a.Steps.Rows) != n || len(a.Steps.PromptRows) != n || len(a.Steps.Tokens) != n || len(a.Steps.Drawn) != n {
 				err = fmt.Errorf("%s, %s arm: the columns of its steps have different lengths", where, a.Arm)
+				return
+			}
+			if what := a.backwards(); what != "" {
+				err = fmt.Errorf("%s, %s arm: %s", where, a.Arm, what)
+			}
+		}
+		for _, rate := range b.Probes {
+			if !(rate > 0) || math.IsInf(rate, 0) {
+				err = fmt.Errorf("%s: a bandwidth of %v", where, rate)
 			}
 		}
 	})
+	for _, rate := range r.Earlier {
+		if !(rate > 0) || math.IsInf(rate, 0) {
+			err = fmt.Errorf("an earlier bandwidth of %v", rate)
+		}
+	}
 	return err
+}
+
+// backwards says where time runs backwards in a run; "" if nowhere.
+func (a *ArmRun) backwards() string {
+	if a.ElapsedNS <= 0 {
+		return fmt.Sprintf("it took %d ns", a.ElapsedNS)
+	}
+	end := int64(0)
+	for i, begin := range a.Steps.BeginNS {
+		if begin < end || a.Steps.DurationNS[i] < 0 {
+			return fmt.Sprintf("step %d begins before the one before it has ended", i)
+		}
+		end = begin + a.Steps.DurationNS[i]
+	}
+	for i := range a.Requests {
+		last := int64(0)
+		for _, at := range a.Requests[i].TokenNS {
+			if at < last {
+				return fmt.Sprintf("request %d: its tokens are out of order", i)
+			}
+			last = at
+		}
+	}
+	return ""
 }

@@ -52,6 +52,27 @@ func TestStoreReplaces(t *testing.T) {
 	require.Equal(t, "{\"schema\":1}\n", read(t, s.Dir, "results.json"))
 }
 
+// TestRecordRefuses: a record in which time runs backwards, or a rate is none, is
+// no record of a session.
+func TestRecordRefuses(t *testing.T) {
+	for want, spoil := range map[string]func(*Record){
+		"block 1, serial arm: it took -1 ns":                                     func(r *Record) { r.Blocks[0].Run(ArmSerial).ElapsedNS = -1 },
+		"block 2, batch arm: step 3 begins before the one before it has ended":   func(r *Record) { r.Blocks[1].Run(ArmBatch).Steps.BeginNS[3] = 0 },
+		"warm-up 1, batch arm: step 1 begins before the one before it has ended": func(r *Record) { r.WarmupBlocks[0].Run(ArmBatch).Steps.DurationNS[1] = -1 },
+		"block 1, serial arm: request 1: its tokens are out of order":            func(r *Record) { r.Blocks[0].Run(ArmSerial).Requests[1].TokenNS[4] = 1 },
+		"block 1, serial arm: the columns of its steps have different lengths":   func(r *Record) { l := &r.Blocks[0].Run(ArmSerial).Steps; l.Rows = l.Rows[1:] },
+		"block 2: a bandwidth of 0":                                              func(r *Record) { r.Blocks[1].Probes = []float64{1, 0} },
+		"an earlier bandwidth of -1":                                             func(r *Record) { r.Earlier = []float64{-1} },
+	} {
+		x := newFakeExperiment(t, ThroughputCriterion(2), 2)
+		rec, err := x.Run(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, rec.check())
+		spoil(rec)
+		require.EqualError(t, rec.check(), want)
+	}
+}
+
 func TestLoadRefuses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "results.json")
 	for text, want := range map[string]string{

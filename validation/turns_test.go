@@ -2,7 +2,6 @@ package validation
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -142,7 +141,7 @@ func TestTurnsCancelTheMachine(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		apart, together := spread(measure(TurnsRun).Ratios(ArmBatch)), spread(measure(TurnsStep).Ratios(ArmBatch))
-		t.Log(fmt.Sprintf("one after another %.2f to %.2f, alternating %.2f to %.2f", apart.Min, apart.Max, together.Min, together.Max))
+		t.Logf("one after another %.2f to %.2f, alternating %.2f to %.2f", apart.Min, apart.Max, together.Min, together.Max)
 		require.InDelta(t, 4, together.Min, 0.5)
 		require.InDelta(t, 4, together.Max, 0.5)
 		require.Greater(t, apart.Max/apart.Min, 2.0)

@@ -65,14 +65,19 @@ func countOf(base, head *set) (int, error) {
 }
 
 // benchstat makes its own table of the two sides, for the units that are
-// judged. Lines that differ without keeping results from comparison are ignored.
+// judged, and where that is the time beside the other side for tok/s: a number
+// that means something by itself. Lines that differ without keeping results from comparison are ignored.
 func benchstat(ctx context.Context, root string, r *result, baseFile, headFile, filter string) (string, error) {
 	ignore := "commit,kernel," + blockKey + "," + blocksKey + "," + sessionKey
 	args := []string{"tool", "benchstat", "-ignore", ignore}
 	var units []string
 	for _, k := range r.sides.rows {
-		if !slices.Contains(units, k.unit) {
-			units = append(units, k.unit)
+		unit := k.unit
+		if unit == relTime {
+			unit = "tok/s"
+		}
+		if !slices.Contains(units, unit) {
+			units = append(units, unit)
 		}
 	}
 	expr := ".unit:(" + strings.Join(quoted(units), " OR ") + ")"
