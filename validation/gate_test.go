@@ -32,6 +32,7 @@ type gate struct {
 	wrap    func(g *gate, arm Arm, serial func(string, scheduler.Config) Arm) Arm // around each arm
 	bursts  float64                                                               // bursts in a second, each of 0.1 to 0.3 s, in which steps take three times as long
 	watched bool                                                                  // the machine's readings show them
+	speed   func(g *gate) float64                                                 // of the memory: a decode step takes as long, unless its arithmetic takes longer
 	lone    bool                                                                  // no latency criterion: the throughput criterion has the session's control only
 
 	rng     *rand.Rand
@@ -86,6 +87,8 @@ func (r gateRunner) Run(ctx context.Context, step *backend.Step, want, out []int
 			cost /= 20
 		}
 		g.seen[first] = true
+	case g.speed != nil:
+		cost = max(time.Duration(float64(gateStep)/g.speed(g)), time.Duration(n)*gateStep*9/40)
 	case g.row > 0:
 		cost = time.Duration(g.row * float64(n) * float64(gateStep))
 	case n > 1:
@@ -130,6 +133,7 @@ func (g *gate) run(t *testing.T, seed uint64) (latency, throughput *Judgement) {
 	g.virtual, _ = testutil.NewVirtual(testutil.Cost{}, all)
 	g.noise = make(map[string]float64)
 
+	var speeds []float64
 	opt := &Options{MaxBatchSize: gateRows}
 	experiment := func(c Criterion, control *Control) *Experiment {
 		arm := func(name string, cfg scheduler.Config) Arm {
@@ -155,7 +159,14 @@ func (g *gate) run(t *testing.T, seed uint64) (latency, throughput *Judgement) {
 			Prompts:      NewPrompts(seed, c.String(), gatePrompt, lim.Vocab, nil),
 			PromptLength: gatePrompt, MaxTokens: gateTokens, MaxBatchSize: gateRows,
 			Warmups: 1, Seed: seed, Rules: DefaultRules(c), Now: time.Now,
-			Bandwidth: func() (float64, error) { return 10e9 * math.Exp(-0.05*g.rng.ExpFloat64()), nil },
+			Bandwidth: func() (float64, error) {
+				speed := 10e9 * math.Exp(-0.05*g.rng.ExpFloat64())
+				if g.speed != nil {
+					speed *= g.speed(g)
+				}
+				return speed, nil
+			},
+			Earlier: speeds,
 			Roofline: NewRoofline(costOf(func(rows, tokens, context int) (float64, float64) {
 				return 75e6, float64(rows*tokens) * 1e6 // 7.5 ms at 10 GB/s
 			}), c.Concurrent, gatePrompt, gateTokens, gateRows, 1e9),
@@ -172,6 +183,7 @@ func (g *gate) run(t *testing.T, seed uint64) (latency, throughput *Judgement) {
 	}
 	first, err := experiment(c, nil).Run(t.Context())
 	require.NoError(t, err)
+	speeds = first.bandwidths()
 	if !g.lone {
 		latency = Judge(first)
 	}
@@ -272,6 +284,15 @@ func TestGate(t *testing.T) {
 			}
 			return 0.8 + 0.04*time.Since(g.begin).Seconds()
 		}}, pass, verdicts{Invalid, Fail}, ""},
+		// At either speed alone the session would be sure, of the opposite.
+		{"a slow memory", gate{speed: func(*gate) float64 { return 1 }}, pass, pass, ""},
+		{"a fast memory", gate{speed: func(*gate) float64 { return 1.6 }}, pass, fail, "arithmetic"},
+		{"a memory that becomes fast", gate{speed: func(g *gate) float64 {
+			if time.Since(g.begin) < 5*time.Second {
+				return 1
+			}
+			return 1.6
+		}}, verdicts{Pass, Invalid}, verdicts{Inconclusive}, "it has no one speed to judge at"},
 		{"bursts that readings show", gate{bursts: 0.05, watched: true}, pass, pass, ""},
 		{"bursts that readings show, batch arm slowed by 10 %", gate{bursts: 0.05, watched: true, slow: batchBy(1.1)}, fail, fail, ""},
 		{"bursts all the time", gate{bursts: 5, watched: true}, invalid, invalid, "close other programs"},

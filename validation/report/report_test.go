@@ -248,6 +248,20 @@ func TestHeadline(t *testing.T) {
 	}
 }
 
+// TestOpen: what several criteria say alike is said once.
+func TestOpen(t *testing.T) {
+	v := &View{Criteria: []Criterion{
+		{Name: "a", Verdict: invalid, Reason: "noise"}, {Name: "b", Verdict: pass}, {Name: "c", Verdict: invalid, Reason: "noise"},
+		{Name: "d", Verdict: fail, Reason: "noise"}, {Name: "e", Verdict: fail, Reason: "noise", Notes: []string{"more"}},
+	}}
+	var names []string
+	for _, c := range v.Open() {
+		names = append(names, c.Name)
+	}
+	require.Equal(t, []string{"a; c", "d", "e"}, names)
+	require.Equal(t, "a", v.Criteria[0].Name, "the view is left as it is")
+}
+
 func TestNumbers(t *testing.T) {
 	require.Equal(t, []string{"0", "1.23 µs", "45.6 ms", "1.00 s", "123 s", unknown},
 		[]string{duration(0), duration(1.234e-6), duration(0.0456), duration(0.9999), duration(123.4), duration(math.NaN())})

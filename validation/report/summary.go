@@ -77,14 +77,21 @@ func (v *View) headline() headline {
 	return headline{worst, fmt.Sprintf("%s, of %d criteria", strings.Join(parts, ", "), ruled)}
 }
 
-// Open are the criteria that a reader must be told more about.
+// Open are the criteria that a reader must be told more about. Those in a row
+// that say the same are one, with all their names.
 func (v *View) Open() []*Criterion {
 	var out []*Criterion
 	for i := range v.Criteria {
-		switch v.Criteria[i].Verdict {
-		case fail, inconclusive, invalid:
-			out = append(out, &v.Criteria[i])
+		c := v.Criteria[i]
+		if c.Verdict != fail && c.Verdict != inconclusive && c.Verdict != invalid {
+			continue
 		}
+		if n := len(out); n > 0 && len(c.Notes) == 0 && len(out[n-1].Notes) == 0 &&
+			out[n-1].Verdict == c.Verdict && out[n-1].Reason == c.Reason && out[n-1].Cause == c.Cause {
+			out[n-1].Name += "; " + c.Name
+			continue
+		}
+		out = append(out, &c)
 	}
 	return out
 }
