@@ -11,10 +11,8 @@ import (
 const (
 	splitGroups    = 16
 	splitPositions = splitGroups * groupPositions
-	unitRowsLog2   = 3
-	unitRows       = 1 << unitRowsLog2
-	unitCost       = 4       // of norms, rotation and gate, in groups
-	fetchBytes     = 8 << 10 // how far keys and values are fetched ahead
+	unitRows       = 8
+	unitCost       = 4 // of norms, rotation and gate, in groups
 )
 
 // attentionTask is one attention layer over a step.
@@ -31,11 +29,12 @@ const (
 // lie across two shares or more: then each worker computes the splits that
 // begin in its share, and the worker that has the first split merges them all.
 type attentionTask struct {
-	b       *Backend
-	k       *mixerKernels
-	c       *kvCache
-	ahead   int // groups that keys and values are fetched before their use
-	workers []attentionWorker
+	b *Backend
+	k *mixerKernels
+	c *kvCache
+	// Groups that keys and values are fetched before their use, by instruction.
+	ahead, aheadInRun int
+	workers           []attentionWorker
 
 	// Of the layer and step.
 	dst, in     *buffer
@@ -58,7 +57,7 @@ type attentionWorker struct {
 	acc   partial
 	part  partial
 	a, b  [unitRows]float32
-	keys  [2 * splitGroups]*byte // of the groups of a split, and of some after
+	reads [3 * splitGroups]*byte // of a split, in order: keys, values, and keys of the split after
 
 	// Splits of a unit that begins in this worker's share and ends in another.
 	cut  []partial
@@ -77,8 +76,6 @@ type unit struct {
 	row, head int
 	first     int // query; query i is that of token i/group, head i%group
 	queries   int
-	rows      int // queries, rounded up to a power of two
-	kernel    int // its logarithm
 	groups    int // of the last query's context
 	at, cost  int // place in the work of the step
 }
@@ -87,7 +84,8 @@ func (u *unit) splits() int { return (u.groups + splitGroups - 1) / splitGroups 
 
 func (t *attentionTask) init(b *Backend, c *kvCache) (err error) {
 	t.b, t.k, t.c = b, mixersFor(b.isa), c
-	t.ahead = min(splitGroups, (fetchBytes+c.keyBytes-1)/c.keyBytes)
+	groups := func(bytes int) int { return min(splitGroups, (bytes+c.keyBytes/2)/c.keyBytes) }
+	t.ahead, t.aheadInRun = groups(b.kernels.many.far), groups(b.kernels.few.far)
 	floats := func(n int) []float32 {
 		var x []float32
 		if err == nil {
@@ -191,10 +189,6 @@ func (t *attentionTask) next(u *unit) bool {
 func (t *attentionTask) measure(u *unit) {
 	r := &t.b.step.Rows[u.row]
 	u.queries = min(unitRows, r.Count*t.group-u.first)
-	u.rows, u.kernel = 1, 0
-	for u.rows < u.queries {
-		u.rows, u.kernel = 2*u.rows, u.kernel+1
-	}
 	group, _ := t.c.place(r.Start + (u.first+u.queries-1)/t.group)
 	u.groups = group + 1
 	u.cost = u.groups + unitCost
@@ -280,9 +274,9 @@ func (t *attentionTask) store(worker int) {
 			x := t.in.row(token)
 			key := w.heads[:a.HeadDim]
 			t.rotated(key, x[t.keysAt+head*a.HeadDim:][:a.HeadDim], a.KNorm, position)
-			keys := c.keys(a.Layer, r.Blocks, group, head)
-			c.storeKey(keys, lane, key)
-			values := c.values(keys)
+			at := c.index(a.Layer, head, r.Blocks, group)
+			c.storeKey(c.keys(at), lane, key)
+			values := c.values(at)
 			v := x[t.valuesAt+head*a.HeadDim:][:a.HeadDim]
 			switch {
 			case c.spec.DType == backend.F32:
@@ -335,16 +329,15 @@ func (t *attentionTask) queries(w *attentionWorker, u *unit) {
 		token, head := t.place(u, r)
 		t.rotated(w.heads[r*padded:][:dim], t.in.row(token)[head*t.queryStride:][:dim], t.a.QNorm, t.position(u, r))
 	}
-	clear(w.heads[u.queries*padded : u.rows*padded])
-	if scale := t.a.Scale; u.rows >= 4 {
-		for r := 0; r < u.rows; r += 4 {
-			t.b.kernels.packNorm4(&w.q[r], u.rows, &w.heads[r*padded], padded, padded, &w.zeros[0], 1, scale, scale, scale, scale)
+	if scale := t.a.Scale; u.queries%4 == 0 {
+		for r := 0; r < u.queries; r += 4 {
+			t.b.kernels.packNorm4(&w.q[r], u.queries, &w.heads[r*padded], padded, padded, &w.zeros[0], 1, scale, scale, scale, scale)
 		}
 		return
 	}
-	for r := range u.rows {
+	for r := range u.queries {
 		for d, v := range w.heads[r*padded:][:padded] {
-			w.q[d*u.rows+r] = v * t.a.Scale
+			w.q[d*u.queries+r] = v * t.a.Scale
 		}
 	}
 }
@@ -352,27 +345,28 @@ func (t *attentionTask) queries(w *attentionWorker, u *unit) {
 // split attends to one split of the context.
 func (t *attentionTask) split(w *attentionWorker, u *unit, s int, out *partial) {
 	c, layer, blocks := t.c, t.a.Layer, t.b.step.Rows[u.row].Blocks
-	scores, mix := t.k.scoresF32[u.kernel], t.k.mixF32[u.kernel]
+	scores, mix := t.k.scoresF32[u.queries-1], t.k.mixF32[u.queries-1]
 	if c.spec.DType == backend.BF16 {
-		scores, mix = t.k.scoresBF16[u.kernel], t.k.mixBF16[u.kernel]
+		scores, mix = t.k.scoresBF16[u.queries-1], t.k.mixBF16[u.queries-1]
 	}
 	lo := s * splitGroups
 	groups := min(splitGroups, u.groups-lo)
-	known := min(groups+t.ahead, u.groups-lo)
-	for i := range known {
-		w.keys[i] = c.keys(layer, blocks, lo+i, u.head)
-	}
-
-	for i, keys := range w.keys[:groups] {
-		next := keys
-		if at := i + t.ahead; at < groups {
-			next = w.keys[at]
-		} else if at < 2*groups {
-			next = c.values(w.keys[at-groups])
+	first, ahead := c.index(layer, u.head, blocks, lo), t.ahead
+	for i := range groups {
+		at := c.index(layer, u.head, blocks, lo+i)
+		w.reads[i], w.reads[groups+i] = c.keys(at), c.values(at)
+		if i == groups-1 && at == first+i { // it is one run
+			ahead = t.aheadInRun
 		}
-		scores(&w.p[i*groupPositions], keys, &w.q[0], c.pairs, next)
+	}
+	for i := range ahead {
+		w.reads[2*groups+i] = w.reads[2*groups-1]
+		if after := lo + groups + i; after < u.groups {
+			w.reads[2*groups+i] = c.keys(c.index(layer, u.head, blocks, after))
+		}
 	}
 
+	scores(&w.p[0], &w.reads[0], groups, &w.q[0], c.pairs, ahead)
 	for r := range u.queries {
 		p := w.p[r*splitPositions:][:groups*groupPositions]
 		last, lane := c.place(t.position(u, r))
@@ -380,16 +374,8 @@ func (t *attentionTask) split(w *attentionWorker, u *unit, s int, out *partial) 
 		out.sum[r] = t.k.softmax(&p[0], len(p), &out.max[r])
 	}
 
-	clear(out.acc[:c.chunks*u.rows*chunkDims])
-	for i, keys := range w.keys[:groups] {
-		next := keys
-		if at := i + t.ahead; at < groups {
-			next = c.values(w.keys[at])
-		} else if at < known {
-			next = w.keys[at]
-		}
-		mix(&out.acc[0], c.values(keys), &w.p[i*groupPositions], c.chunks, next)
-	}
+	clear(out.acc[:c.chunks*u.queries*chunkDims])
+	mix(&out.acc[0], &w.reads[groups], groups, &w.p[0], c.chunks, ahead)
 }
 
 // mask sets to −Inf the lanes that hold no position, and those of positions
@@ -420,7 +406,7 @@ func (t *attentionTask) merge(w *attentionWorker, u *unit, part *partial) {
 	for r := range u.queries {
 		w.acc.sum[r] = float32(w.acc.sum[r]*w.a[r]) + float32(part.sum[r]*w.b[r])
 	}
-	t.k.merge(&w.acc.acc[0], &part.acc[0], &w.a[0], &w.b[0], u.rows, t.c.chunks)
+	t.k.merge(&w.acc.acc[0], &part.acc[0], &w.a[0], &w.b[0], u.queries, t.c.chunks)
 }
 
 // finish divides by the sums of weights, and gates.
@@ -429,7 +415,7 @@ func (t *attentionTask) finish(w *attentionWorker, u *unit) {
 	for r := range u.queries {
 		token, head := t.place(u, r)
 		out := t.dst.row(token)[head*dim:][:dim]
-		t.k.collect(&out[0], &w.acc.acc[r*chunkDims], u.rows*chunkDims, dim, 1/w.acc.sum[r])
+		t.k.collect(&out[0], &w.acc.acc[r*chunkDims], u.queries*chunkDims, dim, 1/w.acc.sum[r])
 		if t.a.Gated {
 			g := t.in.row(token)[head*t.queryStride+dim:][:dim]
 			t.k.gate(&out[0], &g[0], dim)

@@ -12,8 +12,10 @@ const (
 	chunkDims      = 16
 )
 
-// kvCache holds, for each layer, KV block and head, groups of 16 positions: the
-// keys of a group, then its values.
+// kvCache holds groups of 16 positions: first the keys of all, then the values of
+// all, each [layers][heads][KV blocks][groups of a KV block]. So what a head reads
+// of a sequence is two long runs of memory, as far as its KV blocks are neighbours;
+// a CPU that fetches by itself gets up to twice the bandwidth from them.
 //
 // Keys are transposed, [pairs of dims][16 positions][2], so that the scores of
 // 16 positions grow side by side without sums across lanes. Values are
@@ -31,7 +33,8 @@ type kvCache struct {
 	perBlock   int // groups
 	keyBytes   int // of a group
 	valueBytes int
-	data       unsafe.Pointer
+	data       unsafe.Pointer // keys
+	valueData  unsafe.Pointer
 	task       attentionTask
 }
 
@@ -48,15 +51,14 @@ func (b *Backend) NewKVCache(s backend.KVSpec) (backend.KVCache, error) {
 	}
 	c.keyBytes = c.pairs * 2 * groupPositions * s.DType.Size()
 	c.valueBytes = c.chunks * chunkDims * groupPositions * s.DType.Size()
+	groups := s.Layers * s.KVHeads * s.Blocks * c.perBlock
 	var err error
-	if c.data, err = b.mem.alloc(s.Layers * s.Blocks * s.KVHeads * c.headBytes()); err != nil {
+	if c.data, err = b.mem.alloc(groups * (c.keyBytes + c.valueBytes)); err != nil {
 		return nil, err
 	}
+	c.valueData = unsafe.Add(c.data, groups*c.keyBytes)
 	return c, c.task.init(b, c)
 }
-
-// headBytes is one head's share of a KV block.
-func (c *kvCache) headBytes() int { return c.perBlock * (c.keyBytes + c.valueBytes) }
 
 // place is the group and the lane of a position of a sequence. Groups are
 // counted over all KV blocks of the sequence.
@@ -70,16 +72,16 @@ func (c *kvCache) lanes(group int) int {
 	return min(groupPositions, c.spec.BlockSize-group%c.perBlock*groupPositions)
 }
 
-// keys are those of a group.
-func (c *kvCache) keys(layer int, blocks []int32, group, head int) *byte {
-	block := layer*c.spec.Blocks + int(blocks[group/c.perBlock])
-	at := (block*c.spec.KVHeads+head)*c.headBytes() + group%c.perBlock*(c.keyBytes+c.valueBytes)
-	return (*byte)(unsafe.Add(c.data, at))
+// index is the place of a group of a sequence among all groups.
+func (c *kvCache) index(layer, head int, blocks []int32, group int) int {
+	run := (layer*c.spec.KVHeads + head) * c.spec.Blocks
+	return (run+int(blocks[group/c.perBlock]))*c.perBlock + group%c.perBlock
 }
 
-// values are those of the same group as the keys.
-func (c *kvCache) values(keys *byte) *byte {
-	return (*byte)(unsafe.Add(unsafe.Pointer(keys), c.keyBytes))
+func (c *kvCache) keys(index int) *byte { return (*byte)(unsafe.Add(c.data, index*c.keyBytes)) }
+
+func (c *kvCache) values(index int) *byte {
+	return (*byte)(unsafe.Add(c.valueData, index*c.valueBytes))
 }
 
 func (c *kvCache) storeKey(keys *byte, lane int, x []float32) {

@@ -10,15 +10,16 @@ import (
 // mixerKernels are the inner loops of attention and of the gated delta rule
 // in one instruction set. All sets compute the same bits.
 type mixerKernels struct {
-	// By the binary logarithm of the number of rows, which is at most unitRows.
+	// By the number of rows, less one. k and v list where some groups are.
 	//
-	// scores multiplies queries q [dims][rows] by the keys k of a group, into
-	// s [rows][splitPositions]; even and odd dims are summed apart, in order.
-	// mix adds the values v of a group, weighted by p [rows][splitPositions] in
+	// scores multiplies queries q [dims][rows] by the keys of each group, into
+	// s [rows][splitPositions], where the groups follow each other; even and odd
+	// dims are summed apart, in order.
+	// mix adds the values of the groups, weighted by p [rows][splitPositions] in
 	// order of position, to acc [chunks][rows][16].
-	// Both fetch from next as many bytes as they read.
-	scoresBF16, scoresF32 [unitRowsLog2 + 1]func(s *float32, k *byte, q *float32, pairs int, next *byte)
-	mixBF16, mixF32       [unitRowsLog2 + 1]func(acc *float32, v *byte, p *float32, chunks int, next *byte)
+	// Both fetch as many bytes as they read from what is later in the list by ahead.
+	scoresBF16, scoresF32 [unitRows]func(s *float32, k **byte, groups int, q *float32, pairs, ahead int)
+	mixBF16, mixF32       [unitRows]func(acc *float32, v **byte, groups int, p *float32, chunks, ahead int)
 	// softmax replaces n scores, a multiple of 16, by their exponentials relative
 	// to the largest; those of −Inf are zero. It returns their sum.
 	softmax func(p *float32, n int, max *float32) float32
@@ -60,17 +61,21 @@ type mixerKernels struct {
 }
 
 var mixersGeneric = &mixerKernels{
-	scoresBF16: [...]func(*float32, *byte, *float32, int, *byte){
-		scoresGeneric(1, loadBF16), scoresGeneric(2, loadBF16), scoresGeneric(4, loadBF16), scoresGeneric(8, loadBF16),
+	scoresBF16: [...]func(*float32, **byte, int, *float32, int, int){
+		scoresGeneric(1, loadBF16), scoresGeneric(2, loadBF16), scoresGeneric(3, loadBF16), scoresGeneric(4, loadBF16),
+		scoresGeneric(5, loadBF16), scoresGeneric(6, loadBF16), scoresGeneric(7, loadBF16), scoresGeneric(8, loadBF16),
 	},
-	scoresF32: [...]func(*float32, *byte, *float32, int, *byte){
-		scoresGeneric(1, loadF32), scoresGeneric(2, loadF32), scoresGeneric(4, loadF32), scoresGeneric(8, loadF32),
+	scoresF32: [...]func(*float32, **byte, int, *float32, int, int){
+		scoresGeneric(1, loadF32), scoresGeneric(2, loadF32), scoresGeneric(3, loadF32), scoresGeneric(4, loadF32),
+		scoresGeneric(5, loadF32), scoresGeneric(6, loadF32), scoresGeneric(7, loadF32), scoresGeneric(8, loadF32),
 	},
-	mixBF16: [...]func(*float32, *byte, *float32, int, *byte){
-		mixGeneric(1, loadBF16), mixGeneric(2, loadBF16), mixGeneric(4, loadBF16), mixGeneric(8, loadBF16),
+	mixBF16: [...]func(*float32, **byte, int, *float32, int, int){
+		mixGeneric(1, loadBF16), mixGeneric(2, loadBF16), mixGeneric(3, loadBF16), mixGeneric(4, loadBF16),
+		mixGeneric(5, loadBF16), mixGeneric(6, loadBF16), mixGeneric(7, loadBF16), mixGeneric(8, loadBF16),
 	},
-	mixF32: [...]func(*float32, *byte, *float32, int, *byte){
-		mixGeneric(1, loadF32), mixGeneric(2, loadF32), mixGeneric(4, loadF32), mixGeneric(8, loadF32),
+	mixF32: [...]func(*float32, **byte, int, *float32, int, int){
+		mixGeneric(1, loadF32), mixGeneric(2, loadF32), mixGeneric(3, loadF32), mixGeneric(4, loadF32),
+		mixGeneric(5, loadF32), mixGeneric(6, loadF32), mixGeneric(7, loadF32), mixGeneric(8, loadF32),
 	},
 	softmax:  softmaxGeneric,
 	merge:    mergeGeneric,
@@ -104,42 +109,45 @@ func loadF32(p *byte, i int, even, odd *lanes16) {
 	*even, *odd = w[2*i], w[2*i+1]
 }
 
-func scoresGeneric(rows int, load func(p *byte, i int, even, odd *lanes16)) func(s *float32, k *byte, q *float32, pairs int, next *byte) {
-	return func(s *float32, k *byte, q *float32, pairs int, _ *byte) {
-		var even, odd [unitRows]lanes16
+func scoresGeneric(rows int, load func(p *byte, i int, even, odd *lanes16)) func(s *float32, k **byte, groups int, q *float32, pairs, ahead int) {
+	return func(s *float32, k **byte, groups int, q *float32, pairs, _ int) {
 		qs := unsafe.Slice(q, 2*pairs*rows)
-		for i := range pairs {
-			var w0, w1 lanes16
-			load(k, i, &w0, &w1)
-			for r := range rows {
-				for lane := range w0 {
-					even[r][lane] = fma(w0[lane], qs[2*i*rows+r], even[r][lane])
-					odd[r][lane] = fma(w1[lane], qs[(2*i+1)*rows+r], odd[r][lane])
+		out := unsafe.Slice(s, (rows-1)*splitPositions+groups*groupPositions)
+		for g, keys := range unsafe.Slice(k, groups) {
+			var even, odd [unitRows]lanes16
+			for i := range pairs {
+				var w0, w1 lanes16
+				load(keys, i, &w0, &w1)
+				for r := range rows {
+					for lane := range w0 {
+						even[r][lane] = fma(w0[lane], qs[2*i*rows+r], even[r][lane])
+						odd[r][lane] = fma(w1[lane], qs[(2*i+1)*rows+r], odd[r][lane])
+					}
 				}
 			}
-		}
-		out := unsafe.Slice(s, (rows-1)*splitPositions+groupPositions)
-		for r := range rows {
-			for lane := range even[r] {
-				out[r*splitPositions+lane] = even[r][lane] + odd[r][lane]
+			for r := range rows {
+				for lane := range even[r] {
+					out[r*splitPositions+g*groupPositions+lane] = even[r][lane] + odd[r][lane]
+				}
 			}
 		}
 	}
 }
 
-func mixGeneric(rows int, load func(p *byte, i int, even, odd *lanes16)) func(acc *float32, v *byte, p *float32, chunks int, next *byte) {
-	return func(acc *float32, v *byte, p *float32, chunks int, _ *byte) {
+func mixGeneric(rows int, load func(p *byte, i int, even, odd *lanes16)) func(acc *float32, v **byte, groups int, p *float32, chunks, ahead int) {
+	return func(acc *float32, v **byte, groups int, p *float32, chunks, _ int) {
 		a := unsafe.Slice((*lanes16)(unsafe.Pointer(acc)), chunks*rows)
-		ps := unsafe.Slice(p, (rows-1)*splitPositions+groupPositions)
-		for c := range chunks {
-			for i := range groupPositions / 2 {
+		ps := unsafe.Slice(p, (rows-1)*splitPositions+groups*groupPositions)
+		for g, values := range unsafe.Slice(v, groups) {
+			for i := range chunks * groupPositions / 2 {
+				c, position := i/(groupPositions/2), g*groupPositions+i%(groupPositions/2)*2
 				var w0, w1 lanes16
-				load(v, c*groupPositions/2+i, &w0, &w1)
+				load(values, i, &w0, &w1)
 				for r := range rows {
-					sum := &a[c*rows+r]
+					sum, weights := &a[c*rows+r], ps[r*splitPositions+position:]
 					for lane := range sum {
-						x := fma(w0[lane], ps[r*splitPositions+2*i], sum[lane])
-						sum[lane] = fma(w1[lane], ps[r*splitPositions+2*i+1], x)
+						x := fma(w0[lane], weights[0], sum[lane])
+						sum[lane] = fma(w1[lane], weights[1], x)
 					}
 				}
 			}

@@ -57,19 +57,24 @@ func TestMixerKernelsAreGeneric(t *testing.T) {
 		}
 	}
 	for trial := range 20 {
-		for log := range unitRowsLog2 + 1 {
-			rows := 1 << log
+		for rows := 1; rows <= unitRows; rows++ {
 			pairs, chunks := 1+rng.IntN(40), 1+rng.IntN(20)
-			k := randomFloats(rng, 2*pairs*groupPositions)
-			q := randomFloats(rng, 2*pairs*rows)
-			v := randomFloats(rng, chunks*chunkDims*groupPositions)
-			p := randomFloats(rng, rows*splitPositions)
+			groups, ahead := 1+rng.IntN(3), rng.IntN(3)
+			list := func(size int) **byte {
+				list := make([]*byte, groups+ahead)
+				for i := range list {
+					list[i] = bytes(randomFloats(rng, size))
+				}
+				return &list[0]
+			}
+			k, v := list(2*pairs*groupPositions), list(chunks*chunkDims*groupPositions)
+			q, p := randomFloats(rng, 2*pairs*rows), randomFloats(rng, rows*splitPositions)
 			scores, acc := make([]float32, rows*splitPositions), randomFloats(rng, chunks*chunkDims*rows)
-			name := fmt.Sprintf("trial %d, %d rows, %d pairs, %d chunks", trial, rows, pairs, chunks)
-			same("scores bf16, "+name, scores, func(m *mixerKernels, x *float32) { m.scoresBF16[log](x, bytes(k), &q[0], pairs, bytes(k)) })
-			same("scores f32, "+name, scores, func(m *mixerKernels, x *float32) { m.scoresF32[log](x, bytes(k), &q[0], pairs, bytes(k)) })
-			same("mix bf16, "+name, acc, func(m *mixerKernels, x *float32) { m.mixBF16[log](x, bytes(v), &p[0], chunks, bytes(v)) })
-			same("mix f32, "+name, acc, func(m *mixerKernels, x *float32) { m.mixF32[log](x, bytes(v), &p[0], chunks, bytes(v)) })
+			name := fmt.Sprintf("trial %d, %d rows, %d pairs, %d chunks, %d groups", trial, rows, pairs, chunks, groups)
+			same("scores bf16, "+name, scores, func(m *mixerKernels, x *float32) { m.scoresBF16[rows-1](x, k, groups, &q[0], pairs, ahead) })
+			same("scores f32, "+name, scores, func(m *mixerKernels, x *float32) { m.scoresF32[rows-1](x, k, groups, &q[0], pairs, ahead) })
+			same("mix bf16, "+name, acc, func(m *mixerKernels, x *float32) { m.mixBF16[rows-1](x, v, groups, &p[0], chunks, ahead) })
+			same("mix f32, "+name, acc, func(m *mixerKernels, x *float32) { m.mixF32[rows-1](x, v, groups, &p[0], chunks, ahead) })
 			part, a, b := randomFloats(rng, len(acc)), randomFloats(rng, rows), randomFloats(rng, rows)
 			same("merge, "+name, acc, func(m *mixerKernels, x *float32) { m.merge(x, &part[0], &a[0], &b[0], rows, chunks) })
 		}
@@ -151,18 +156,22 @@ type attentionRun struct {
 
 // newAttentionRun lays out a step of count tokens in each row, after contexts
 // whose keys and values are written straight into the cache.
-func newAttentionRun(t testing.TB, b *Backend, rows, heads, kvHeads, dim, context, count int) *attentionRun {
+func newAttentionRun(t testing.TB, b *Backend, layers, rows, heads, kvHeads, dim, context, count int) *attentionRun {
 	const blockSize = 16
 	blocks := (context + count + blockSize - 1) / blockSize
 	kv, err := b.NewKVCache(backend.KVSpec{
-		Layers: 1, Blocks: rows * blocks, BlockSize: blockSize, KVHeads: kvHeads, HeadDim: dim, DType: backend.BF16,
+		Layers: layers, Blocks: rows * blocks, BlockSize: blockSize, KVHeads: kvHeads, HeadDim: dim, DType: backend.BF16,
 	})
 	require.NoError(t, err)
 	c := kv.(*kvCache)
 	rng := rand.New(rand.NewPCG(5, 5))
-	cached := unsafe.Slice((*uint16)(c.data), rows*blocks*kvHeads*c.headBytes()/2)
-	for i := range cached {
-		cached[i] = backend.EncodeBF16(2*rng.Float32() - 1)
+	cached := unsafe.Slice((*uint16)(c.data), rows*blocks*blockSize*c.spec.BytesPerToken()/2)
+	some := cached[:len(cached)/layers]
+	for i := range some {
+		some[i] = backend.EncodeBF16(2*rng.Float32() - 1)
+	}
+	for len(cached) > 0 {
+		cached = cached[copy(cached, some):]
 	}
 	freqs := make([]float32, dim/4)
 	for i := range freqs {
@@ -205,7 +214,7 @@ func TestAttentionSharesLongContexts(t *testing.T) {
 					continue
 				}
 				b := newBackend(t, Options{ISA: isa, Threads: threads})
-				a := newAttentionRun(t, b, c.rows, c.heads, c.kvHeads, 32, c.context, c.count)
+				a := newAttentionRun(t, b, 1, c.rows, c.heads, c.kvHeads, 32, c.context, c.count)
 				fill(a.out.x, nan)
 				a.run()
 				if threads > c.rows*c.kvHeads && c.count == 1 {
@@ -399,19 +408,53 @@ func TestBlockIsTheRule(t *testing.T) {
 	}
 }
 
-// BenchmarkAttention reads contexts of 4096 positions; MB/s counts keys and values.
+// BenchmarkAttention reads contexts of 4096 positions, layer after layer, so that they
+// come from memory, and reports its share of the read bandwidth, measured in turns with
+// it. KV blocks follow each other, as after a prompt, or are scattered, as after decoding
+// among others.
 func BenchmarkAttention(b *testing.B) {
-	for _, c := range []struct{ heads, kvHeads, dim int }{{8, 2, 256}, {32, 8, 64}, {16, 4, 256}} {
-		for _, rows := range []int{1, 8} {
-			b.Run(fmt.Sprintf("heads=%d_%d/dim=%d/rows=%d", c.heads, c.kvHeads, c.dim, rows), func(b *testing.B) {
-				a := newAttentionRun(b, newBackend(b, Options{}), rows, c.heads, c.kvHeads, c.dim, 4096, 1)
-				b.SetBytes(int64(rows * 4096 * a.kv.spec.BytesPerToken()))
-				for b.Loop() {
-					a.run()
+	for _, isa := range Supported()[1:] {
+		for _, c := range []struct{ heads, kvHeads, dim int }{{9, 3, 64}, {32, 8, 64}, {24, 8, 128}, {32, 8, 128}, {6, 2, 256}, {8, 2, 256}} {
+			for _, rows := range []int{1, 8} {
+				for _, blocks := range []string{"run", "scattered"} {
+					b.Run(fmt.Sprintf("isa=%v/heads=%d_%d/dim=%d/rows=%d/blocks=%s", isa, c.heads, c.kvHeads, c.dim, rows, blocks), func(b *testing.B) {
+						benchmarkAttention(b, newBackend(b, Options{ISA: isa}), rows, c.heads, c.kvHeads, c.dim, blocks == "run")
+					})
 				}
-			})
+			}
 		}
 	}
+}
+
+func benchmarkAttention(b *testing.B, cpu *Backend, rows, heads, kvHeads, dim int, run bool) {
+	const context = 4096
+	layers := benchBytes/(rows*context*kvHeads*dim*4) + 1
+	a := newAttentionRun(b, cpu, layers, rows, heads, kvHeads, dim, context, 1)
+	s := a.kv.spec
+	for r := range a.step.Rows {
+		blocks := a.step.Rows[r].Blocks
+		for i := range blocks {
+			if run {
+				blocks[i] = int32(r*len(blocks) + i)
+			}
+		}
+	}
+	stream := cpu.newProbe()
+	stream.memory = unsafe.Slice((*byte)(a.kv.data), s.BytesPerToken()*s.Blocks*s.BlockSize)
+	attend, read := make(stopwatch, 1), make(stopwatch, 1)
+	for b.Loop() {
+		attend.time(0, func() {
+			for a.spec.Layer = range layers {
+				a.run()
+			}
+		})
+		read.time(0, func() { cpu.pool.run(stream) })
+	}
+	bandwidth := float64(len(stream.memory)/probeBytes*probeBytes) / read.seconds()
+	rate := float64(rows*context*s.BytesPerToken()) / attend.seconds()
+	b.ReportMetric(rate/1e9, "GB/s")
+	b.ReportMetric(bandwidth/1e9, "GB/s-stream")
+	b.ReportMetric(rate/bandwidth, "of-bandwidth")
 }
 
 // BenchmarkAttentionPrompt attends to the tokens of a prompt chunk, after a context.
@@ -420,7 +463,7 @@ func BenchmarkAttentionPrompt(b *testing.B) {
 		{6, 2, 256, 0, 64}, {6, 2, 256, 0, 512}, {8, 2, 256, 1024, 256}, {32, 8, 64, 0, 512}, {32, 8, 128, 0, 512},
 	} {
 		b.Run(fmt.Sprintf("heads=%d_%d/dim=%d/context=%d/tokens=%d", c.heads, c.kvHeads, c.dim, c.context, c.count), func(b *testing.B) {
-			a := newAttentionRun(b, newBackend(b, Options{}), 1, c.heads, c.kvHeads, c.dim, c.context, c.count)
+			a := newAttentionRun(b, newBackend(b, Options{}), 1, 1, c.heads, c.kvHeads, c.dim, c.context, c.count)
 			for b.Loop() {
 				a.run()
 			}

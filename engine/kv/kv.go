@@ -5,6 +5,7 @@ package kv
 import (
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // ErrExhausted says that the pool has too few free KV blocks.
@@ -75,9 +76,12 @@ func (p *Pool) Advance(t *Table, n int) {
 	}
 }
 
-// Release returns all KV blocks of t, which is then empty.
+// Release returns all KV blocks of t, which is then empty. They will be handed out
+// in the order in which t had them: neighbours in memory are read faster.
 func (p *Pool) Release(t *Table) {
-	p.free = append(p.free, t.Blocks...)
+	for _, block := range slices.Backward(t.Blocks) {
+		p.free = append(p.free, block)
+	}
 	if len(p.free) > p.total {
 		panic("kv: KV blocks released twice")
 	}

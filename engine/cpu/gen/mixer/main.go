@@ -14,6 +14,7 @@ import (
 const (
 	group = 16  // positions, see kvcache.go
 	split = 256 // positions, see attention.go: the stride of rows of scores
+	most  = 8   // rows of attention at once, see attention.go
 	tile  = 32  // value dims, see deltastate.go
 )
 
@@ -21,7 +22,7 @@ func main() {
 	ConstraintExpr("!noasm")
 	for _, isa := range []simd.ISA{simd.AVX2, simd.AVX512} {
 		for _, f32 := range []bool{false, true} {
-			for _, rows := range []int{1, 2, 4, 8} {
+			for rows := 1; rows <= most; rows++ {
 				scores(isa, rows, f32)
 				mix(isa, rows, f32)
 			}
@@ -88,138 +89,187 @@ func (p *pair) bytes() int {
 	return 2 * group * 2
 }
 
+// load reads a line once: a second load of a line that is on its way takes the
+// place of a load of another.
 func (p *pair) load(at Mem, lane int) (w [2]reg.VecVirtual) {
 	at.Disp += 4 * lane
-	for k := range w {
-		w[k] = p.isa.Vec()
-		switch {
-		case p.f32:
-			m := at
-			m.Disp += k * 4 * group
-			VMOVUPS(m, w[k])
-		case k == 1:
-			p.isa.And(at, p.odd, w[k])
-		case p.isa.Wide():
-			VPSLLD(Imm(16), at, w[k])
-		default:
-			VMOVDQU(at, w[k])
-			VPSLLD(Imm(16), w[k], w[k])
-		}
+	w = [2]reg.VecVirtual{p.isa.Vec(), p.isa.Vec()}
+	if p.f32 {
+		VMOVUPS(at, w[0])
+		at.Disp += 4 * group
+		VMOVUPS(at, w[1])
+		return w
 	}
+	VMOVUPS(at, w[1])
+	VPSLLD(Imm(16), w[1], w[0])
+	p.isa.And(w[1], p.odd, w[1])
 	return w
 }
 
-// fma adds w times the number at m to sum.
-func fma(isa simd.ISA, m Mem, w, sum reg.VecVirtual) {
+// fma adds each vector of w times the number at m to its sum.
+func fma(isa simd.ISA, m Mem, w, sums []reg.VecVirtual) {
 	if isa.Wide() {
-		VFMADD231PS_BCST(m, w, sum)
+		for i := range w {
+			VFMADD231PS_BCST(m, w[i], sums[i])
+		}
 		return
 	}
 	v := isa.Vec()
 	VBROADCASTSS(m, v)
-	VFMADD231PS(v, w, sum)
-}
-
-// passes calls f for each block of rows whose accumulators fit the registers,
-// and each block of lanes. The first pass is the one to fetch ahead.
-func passes(isa simd.ISA, rows int, f func(pass, row, rows, lane int)) {
-	most := 8
-	if !isa.Wide() {
-		most = 4
-	}
-	pass := 0
-	for row := 0; row < rows; row += most {
-		for lane := 0; lane < group; lane += isa.Lanes {
-			f(pass, row, min(most, rows-row), lane)
-			pass++
-		}
+	for i := range w {
+		VFMADD231PS(v, w[i], sums[i])
 	}
 }
 
-// scores multiplies queries [dims][rows] by the keys of a group.
-func scores(isa simd.ISA, rows int, f32 bool) {
-	text(fmt.Sprintf("scores%s%sRows%d", dtype(f32), isa.Name, rows), "func(s *float32, k *byte, q *float32, pairs int, next *byte)")
-	s, k := Load(Param("s"), GP64()), Load(Param("k"), GP64())
-	keys := newPair(isa, f32)
-	passes(isa, rows, func(pass, row, n, lane int) {
-		q, pairs := Load(Param("q"), GP64()), Load(Param("pairs"), GP64())
-		at := GP64()
-		MOVQ(k, at)
-		var next reg.Register
-		if pass == 0 {
-			next = Load(Param("next"), GP64())
-		}
-		var sums [2][]reg.VecVirtual // even and odd dims
-		for i := range sums {
-			for range n {
-				sums[i] = append(sums[i], isa.Zero())
-			}
-		}
-		loop := fmt.Sprintf("pair%d", pass)
-		Label(loop)
-		if pass == 0 {
-			for line := 0; line < keys.bytes(); line += 64 {
-				PREFETCHT0(Mem{Base: next, Disp: line})
-			}
-			ADDQ(U32(uint32(keys.bytes())), next)
-		}
-		w := keys.load(Mem{Base: at}, lane)
-		for i := range w {
-			for r := range n {
-				fma(isa, Mem{Base: q, Disp: 4 * (i*rows + row + r)}, w[i], sums[i][r])
-			}
-		}
-		ADDQ(U32(uint32(keys.bytes())), at)
-		ADDQ(U32(uint32(8*rows)), q)
-		DECQ(pairs)
-		JNZ(LabelRef(loop))
-		for r := range n {
-			VADDPS(sums[1][r], sums[0][r], sums[0][r])
-			VMOVUPS(sums[0][r], Mem{Base: s, Disp: 4 * ((row+r)*split + lane)})
-		}
-	})
-	VZEROUPPER()
-	RET()
+// passes calls f for equal blocks of rows, whose accumulators fit the registers. The
+// first pass over a group is the one to fetch ahead.
+func passes(rows, most int, f func(row, rows int)) {
+	n := (rows + most - 1) / most
+	for i := range n {
+		f(i*rows/n, (i+1)*rows/n-i*rows/n)
+	}
 }
 
-// mix adds the values of a group, weighted, to acc [dims/16][rows][16].
-func mix(isa simd.ISA, rows int, f32 bool) {
-	text(fmt.Sprintf("mix%s%sRows%d", dtype(f32), isa.Name, rows), "func(acc *float32, v *byte, p *float32, chunks int, next *byte)")
-	acc, v := Load(Param("acc"), GP64()), Load(Param("v"), GP64())
-	p, chunks := Load(Param("p"), GP64()), Load(Param("chunks"), GP64())
-	next := Load(Param("next"), GP64())
-	values := newPair(isa, f32)
-	bytes := group / 2 * values.bytes() // of a chunk
-	Label("chunk")
-	for line := 0; line < bytes; line += 64 {
+// groups begins a loop over groups of positions: it loads where the next one is, and
+// where to fetch ahead meanwhile. end closes the loop.
+func groups(where string) (at, next reg.Register, end func()) {
+	list, left, ahead := Load(Param(where), GP64()), Load(Param("groups"), GP64()), Load(Param("ahead"), GP64())
+	at, next = GP64(), GP64()
+	Label("group")
+	MOVQ(Mem{Base: list}, at)
+	MOVQ(Mem{Base: list, Index: ahead, Scale: 8}, next)
+	return at, next, func() {
+		ADDQ(Imm(8), list)
+		DECQ(left)
+		JNZ(LabelRef("group"))
+		VZEROUPPER()
+		RET()
+	}
+}
+
+// fetch fetches as many bytes as one pair has.
+func (p *pair) fetch(next reg.Register) {
+	for line := 0; line < p.bytes(); line += 64 {
 		PREFETCHT0(Mem{Base: next, Disp: line})
 	}
-	passes(isa, rows, func(_, row, n, lane int) {
-		var sums []reg.VecVirtual
-		at := func(r int) Mem { return Mem{Base: acc, Disp: 4 * ((row+r)*group + lane)} }
-		for r := range n {
-			sums = append(sums, isa.Vec())
-			VMOVUPS(at(r), sums[r])
-		}
-		for i := range group / 2 {
-			w := values.load(Mem{Base: v, Disp: i * values.bytes()}, lane)
-			for k := range w {
-				for r := range n {
-					fma(isa, Mem{Base: p, Disp: 4 * ((row+r)*split + 2*i + k)}, w[k], sums[r])
+	ADDQ(U32(uint32(p.bytes())), next)
+}
+
+// scores multiplies queries [dims][rows] by the keys of groups.
+func scores(isa simd.ISA, rows int, f32 bool) {
+	text(fmt.Sprintf("scores%s%sRows%d", dtype(f32), isa.Name, rows), "func(s *float32, k **byte, groups int, q *float32, pairs, ahead int)")
+	s := Load(Param("s"), GP64())
+	keys := newPair(isa, f32)
+	fits, lanes := 8, [][]int{{0}}
+	switch {
+	case isa.Wide():
+	case rows <= 3: // all in one pass: another would leave memory idle
+		lanes = [][]int{{0, 8}}
+	default:
+		fits, lanes = 6, [][]int{{0}, {8}}
+	}
+	k, next, end := groups("k")
+	pass := 0
+	passes(rows, fits, func(row, n int) {
+		for _, lanes := range lanes {
+			q, pairs := Load(Param("q"), GP64()), Load(Param("pairs"), GP64())
+			at := GP64()
+			MOVQ(k, at)
+			sums := make([][2][]reg.VecVirtual, len(lanes)) // of even and odd dims
+			for i := range sums {
+				for k := range sums[i] {
+					for range n {
+						sums[i][k] = append(sums[i][k], isa.Zero())
+					}
 				}
 			}
-		}
-		for r := range n {
-			VMOVUPS(sums[r], at(r))
+			loop := fmt.Sprintf("pair%d", pass)
+			Label(loop)
+			if pass == 0 {
+				keys.fetch(next)
+			}
+			for i, lane := range lanes {
+				for k, w := range keys.load(Mem{Base: at}, lane) {
+					for r, sum := range sums[i][k] {
+						fma(isa, Mem{Base: q, Disp: 4 * (k*rows + row + r)}, []reg.VecVirtual{w}, []reg.VecVirtual{sum})
+					}
+				}
+			}
+			ADDQ(U32(uint32(keys.bytes())), at)
+			ADDQ(U32(uint32(8*rows)), q)
+			DECQ(pairs)
+			JNZ(LabelRef(loop))
+			for i, lane := range lanes {
+				for r, sum := range sums[i][0] {
+					VADDPS(sums[i][1][r], sum, sum)
+					VMOVUPS(sum, Mem{Base: s, Disp: 4 * ((row+r)*split + lane)})
+				}
+			}
+			pass++
 		}
 	})
-	ADDQ(U32(uint32(bytes)), v)
-	ADDQ(U32(uint32(bytes)), next)
+	ADDQ(Imm(4*group), s)
+	end()
+}
+
+// mix adds the values of groups, weighted, to acc [dims/16][rows][16].
+func mix(isa simd.ISA, rows int, f32 bool) {
+	text(fmt.Sprintf("mix%s%sRows%d", dtype(f32), isa.Name, rows), "func(acc *float32, v **byte, groups int, p *float32, chunks, ahead int)")
+	weights := Load(Param("p"), GP64())
+	values := newPair(isa, f32)
+	fits := 8
+	if !isa.Wide() {
+		fits = 5
+	}
+	v, next, end := groups("v")
+	acc, chunks := Load(Param("acc"), GP64()), Load(Param("chunks"), GP64())
+	Label("chunk")
+	passes(rows, fits, func(row, n int) {
+		sums := make([][]reg.VecVirtual, n)
+		place := func(r, lane int) Mem { return Mem{Base: acc, Disp: 4 * ((row+r)*group + lane)} }
+		for r := range sums {
+			for lane := 0; lane < group; lane += isa.Lanes {
+				sum := isa.Vec()
+				VMOVUPS(place(r, lane), sum)
+				sums[r] = append(sums[r], sum)
+			}
+		}
+		p, at, left := GP64(), GP64(), GP64()
+		MOVQ(weights, p)
+		MOVQ(v, at)
+		MOVQ(U32(group/2), left)
+		loop := fmt.Sprintf("pair%d", row)
+		Label(loop)
+		if row == 0 {
+			values.fetch(next)
+		}
+		var w [2][]reg.VecVirtual // even and odd positions
+		for lane := 0; lane < group; lane += isa.Lanes {
+			for k, vec := range values.load(Mem{Base: at}, lane) {
+				w[k] = append(w[k], vec)
+			}
+		}
+		for k := range w {
+			for r := range sums {
+				fma(isa, Mem{Base: p, Disp: 4 * ((row+r)*split + k)}, w[k], sums[r])
+			}
+		}
+		ADDQ(U32(uint32(values.bytes())), at)
+		ADDQ(Imm(8), p)
+		DECQ(left)
+		JNZ(LabelRef(loop))
+		for r := range sums {
+			for i, sum := range sums[r] {
+				VMOVUPS(sum, place(r, i*isa.Lanes))
+			}
+		}
+	})
+	ADDQ(U32(uint32(group/2*values.bytes())), v)
 	ADDQ(U32(uint32(4*group*rows)), acc)
 	DECQ(chunks)
 	JNZ(LabelRef("chunk"))
-	VZEROUPPER()
-	RET()
+	ADDQ(Imm(4*group), weights)
+	end()
 }
 
 // softmax turns scores into weights, see softmaxGeneric.
