@@ -175,6 +175,7 @@ const (
 	kTiles256
 	kDeltaConv
 	kDeltaRule
+	kDeltaConvRule
 	kDeltaPrepare
 	kDeltaChunks
 	kDeltaNorm
@@ -196,7 +197,7 @@ var kernelNames = [kernelCount]string{
 	"attention_prepare_bf16", "attention_prepare_f32", "attention_walk_bf16", "attention_walk_f32",
 	"attention_splits_bf16", "attention_splits_f32", "attention_merge",
 	"attention_tiles_64", "attention_tiles_128", "attention_tiles_256",
-	"delta_conv", "delta_rule", "delta_prepare", "delta_chunks", "delta_norm",
+	"delta_conv", "delta_rule", "delta_conv_rule", "delta_prepare", "delta_chunks", "delta_norm",
 	"argmax_shares", "argmax_merge", "draw_first", "draw_next", "draw_last",
 	"peak_read", "peak_mma",
 }

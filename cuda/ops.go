@@ -226,7 +226,9 @@ func deltaSpaceOf(s backend.DeltaSpec) deltaSpace {
 func (d deltaSpace) floats() int { return d.conv + d.keys + d.solved + d.decays }
 
 // GatedDelta is convolution, rule and norm; the rule takes the tokens of prompt
-// rows by chunks, as far as whole ones reach, and others one by one.
+// rows by chunks, as far as whole ones reach, and others one by one. In a step
+// without chunks the rule convolves, and the norm's launch moves the
+// convolution's state on.
 func (b *Backend) GatedDelta(dst, proj backend.Buffer, g *backend.GatedDelta, state backend.DeltaState) {
 	d, in, st := dst.(*buffer), proj.(*buffer), state.(*deltaState)
 	sp, l := st.spec, &b.step
@@ -247,11 +249,12 @@ func (b *Backend) GatedDelta(dst, proj backend.Buffer, g *backend.GatedDelta, st
 	convState := st.conv.At(int64(g.Layer) * int64(channels*(sp.ConvWidth-1)) * 4)
 	s := st.s.At(int64(g.Layer) * int64(sp.ValueHeads*sp.KeyDim*sp.ValueDim) * 4)
 
-	b.launch(kDeltaConv, dim(ceil(channels, 256), l.rows, 1), 256, 0,
-		ptr(conv), ptr(in.ptr), i32(in.width), ptr(g.Conv.(*vector).ptr), ptr(convState), i64(st.convLen), i32(channels), i32(sp.ConvWidth),
-		first, count, slot)
 	aLog, bias := ptr(g.ALog.(*vector).ptr), ptr(g.DTBias.(*vector).ptr)
+	convWeight, norms, moves := ptr(g.Conv.(*vector).ptr), ceil(sp.ValueHeads, 8), 0
 	if l.chunked > 0 {
+		b.launch(kDeltaConv, dim(ceil(channels, 256), l.rows, 1), 256, 0,
+			ptr(conv), ptr(in.ptr), i32(in.width), convWeight, ptr(convState), i64(st.convLen), i32(channels), i32(sp.ConvWidth),
+			first, count, slot)
 		rows := ptr(l.promptRows())
 		b.launch(kDeltaPrepare, dim(l.widest/deltaChunk, sp.KeyHeads, l.prompts), 128, 0,
 			ptr(keys), ptr(solved), ptr(decays), ptr(conv), ptr(in.ptr), i32(in.width), aLog, bias,
@@ -260,11 +263,19 @@ func (b *Backend) GatedDelta(dst, proj backend.Buffer, g *backend.GatedDelta, st
 			ptr(d.ptr), i32(d.width), ptr(conv), ptr(keys), ptr(solved), ptr(decays), ptr(s), i64(st.sSlot),
 			i32(sp.KeyHeads), i32(sp.ValueHeads), i32(sp.KeyDim), i32(sp.ValueDim), rows, first, chunked, slot)
 	}
-	if l.chunked < l.tokens {
-		b.launch(kDeltaRule, dim(ceil(sp.ValueDim, 32), sp.ValueHeads, l.rows), 128, 0,
+	walk := dim(ceil(sp.ValueDim, 32), sp.ValueHeads, l.rows)
+	switch {
+	case l.chunked == 0:
+		moves = ceil(channels, 256)
+		b.launch(kDeltaConvRule, walk, 128, 0,
+			ptr(d.ptr), i32(d.width), convWeight, ptr(convState), i64(st.convLen), i32(sp.ConvWidth), ptr(in.ptr), i32(in.width), aLog, bias,
+			ptr(s), i64(st.sSlot), i32(sp.KeyHeads), i32(sp.ValueHeads), i32(sp.KeyDim), i32(sp.ValueDim), first, count, chunked, slot)
+	case l.chunked < l.tokens:
+		b.launch(kDeltaRule, walk, 128, 0,
 			ptr(d.ptr), i32(d.width), ptr(conv), ptr(in.ptr), i32(in.width), aLog, bias,
 			ptr(s), i64(st.sSlot), i32(sp.KeyHeads), i32(sp.ValueHeads), i32(sp.KeyDim), i32(sp.ValueDim), first, count, chunked, slot)
 	}
-	b.launch(kDeltaNorm, dim(l.tokens, ceil(sp.ValueHeads, 8), 1), 256, 0,
-		ptr(d.ptr), i32(d.width), ptr(in.ptr), i32(in.width), i32(channels), ptr(weight), f32(eps), f32(offset), i32(sp.ValueHeads), i32(sp.ValueDim))
+	b.launch(kDeltaNorm, dim(l.tokens, norms+moves, 1), 256, 0,
+		ptr(d.ptr), i32(d.width), ptr(in.ptr), i32(in.width), ptr(weight), f32(eps), f32(offset), i32(sp.ValueHeads), i32(sp.ValueDim),
+		ptr(convState), i64(st.convLen), i32(channels), i32(sp.ConvWidth), ptr(l.array(aTokenRow)), first, count, slot)
 }

@@ -233,6 +233,9 @@ var probes = map[string]func(p *probe){
 	"delta": func(p *probe) {
 		p.delta(backend.DeltaSpec{Layers: 2, Slots: 3, KeyHeads: 2, ValueHeads: 4, KeyDim: 18, ValueDim: 40, ConvWidth: 4}, 2, []backend.Row{
 			{Count: 1, Slot: 2}, {First: 1, Count: 11, Slot: 0, Prompt: true}, {First: 12, Count: 35, Slot: 1, Prompt: true}})
+		// Without a chunk: fewer tokens than taps, and more.
+		p.delta(backend.DeltaSpec{Layers: 2, Slots: 3, KeyHeads: 1, ValueHeads: 2, KeyDim: 18, ValueDim: 40, ConvWidth: 4}, 3, []backend.Row{
+			{Count: 1, Slot: 2}, {First: 1, Count: 2, Slot: 0}, {First: 3, Count: 5, Slot: 1, Prompt: true}})
 	},
 	"delta_chunks": func(p *probe) { // two chunks and a tail, beside a decode row and another prompt
 		p.delta(backend.DeltaSpec{Layers: 2, Slots: 3, KeyHeads: 1, ValueHeads: 2, KeyDim: 70, ValueDim: 72, ConvWidth: 4}, 1, []backend.Row{
@@ -434,8 +437,14 @@ var seeded = []struct {
 	{"attention_tiles", "sum without rescaling", "fmaf(sum[i], scale[i], part)", "sum[i] + part", "differs"},
 	{"attention_tiles", "low parts of the queries forgotten", "					mma_bf16(S[n], rest, pair);\n", "", "differs"},
 
-	{"delta", "convolution with the taps reversed", "weight[c * taps + tap]", "weight[c * taps + taps - 1 - tap]", "differs"},
+	{"delta", "convolution with the taps reversed", "tap >= 0 ? weight[c * taps + tap]", "tap >= 0 ? weight[c * taps + taps - 1 - tap]", "differs"},
+	{"delta", "in the rule, convolution with the taps reversed", "fmaf(weight[c * taps + tap]", "fmaf(weight[c * taps + taps - 1 - tap]", "differs"},
+	{"delta", "in the rule, an input of the row taken from the state", "float x = at >= first ?", "float x = at > first ?", ""},
 	{"delta", "convolution state not moved on", "past[tap * channels] = x[j];", "past[tap * channels] = x[max_taps - 2];", "differs"},
+	{"delta", "race: the rule moves the convolution on", "		float beta = sigmoid", "		if (Convolves && thread < dk) const_cast<float *>(past)[row_slot[row] * past_stride + h * dk + thread] = 0;\n		float beta = sigmoid", "race on device memory"},
+	{"delta", "the state's own inputs forgotten", "int from = tap + count;", "int from = tap + max(count, taps - 1);", ""},
+	{"delta", "moved on by every token", "if (c < channels && t == first + count - 1)", "if (c < channels)", "race on device memory"},
+	{"delta", "unmasked tail of the channels moved on", "if (c < channels && t == first + count - 1)", "if (t == first + count - 1)", ""},
 	{"delta", "unmasked tail of the channels", "	if (c >= channels) return;\n	float *past", "	float *past", ""},
 	{"delta", "missing barrier after the norms", "		__syncthreads();\n		float beta", "		float beta", "shared memory"},
 	{"delta", "missing barrier before the sum", "		__syncthreads();\n		kS = partial", "		kS = partial", "shared memory"},

@@ -318,7 +318,7 @@ func (s *sheet) of(kernel string, args []uint64) (shape string, bytes, flops flo
 	context := rows * float64(s.before+per)                // positions, over all rows
 	heads, kvHeads, dim := float64(c.Heads), float64(c.KVHeads), float64(c.HeadDim)
 	d := c.Delta(1)
-	channels, values := float64(d.ConvDim()), float64(d.ValueHeads*d.ValueDim)
+	channels, taps, values := float64(d.ConvDim()), float64(d.ConvWidth), float64(d.ValueHeads*d.ValueDim)
 	state := values * float64(d.KeyDim)
 	rest := rows * float64(per%deltaChunk) // of the tokens, those that no chunk has
 	chunked := n - rest
@@ -347,9 +347,11 @@ func (s *sheet) of(kernel string, args []uint64) (shape string, bytes, flops flo
 		in := float64(int32(args[3]))
 		return fmt.Sprintf("%.0f", in), 8 * n * in, 0, true
 	case kernel == "delta_conv":
-		return "", 4 * channels * (2*n + 2*rows*float64(d.ConvWidth-1)), 8 * n * channels, true
+		return "", 4 * channels * (2*n + 2*rows*(taps-1)), 8 * n * channels, true
 	case kernel == "delta_rule":
 		return "", 8*rows*state + 4*rest*channels, 7 * rest * state, true
+	case kernel == "delta_conv_rule":
+		return "", 8*rows*state + 4*channels*(n+rows*(taps-1)+taps), n * (7*state + 8*channels), true
 	case kernel == "delta_prepare":
 		keys := float64(d.KeyHeads * d.KeyDim)
 		return "", chunked * (8*keys + 12*keys + 4*float64(2*deltaChunk+2)*float64(d.ValueHeads)),
@@ -358,7 +360,11 @@ func (s *sheet) of(kernel string, args []uint64) (shape string, bytes, flops flo
 		keys := float64(d.KeyHeads * d.KeyDim)
 		return "", 8*rows*state + chunked*(12*keys+4*float64(2*deltaChunk+2)*float64(d.ValueHeads)+8*values), chunked * (18*state + 12*deltaChunk*values), true
 	case kernel == "delta_norm":
-		return "", 12 * n * values, 12 * n * values, true
+		moved := 0.0
+		if chunked == 0 {
+			moved = 8 * rows * channels * (taps - 1)
+		}
+		return "", 12*n*values + moved, 12 * n * values, true
 	case strings.HasPrefix(kernel, "attention_prepare"):
 		stride := dim
 		if c.Arch == model.Qwen35 {
@@ -435,9 +441,11 @@ func TestKernelTableArithmetic(t *testing.T) {
 	require.Equal(t, strings.Fields("linear_decode_2_1 12288 × 2048 24 20.00 480.0 50.389 2519 63.0 100.66 5.03"), line(decode, "12288 × 2048"))
 	require.Equal(t, strings.Fields("20.00 20.0 1025.130 51257 1281.4 16273.90 813.69"), line(eight, "248320 × 2048")[5:])
 	require.Equal(t, strings.Fields("attention_splits_bf16 6 3.00 18.0 2.163 721 18.0 8.39 2.80"), line(decode, "attention_splits"))
+	require.Equal(t, strings.Fields("delta_conv_rule 18 3.00 54.0 2.294 765 19.1 1.88 0.63"), line(decode, "delta_conv_rule"))
+	require.Equal(t, strings.Fields("3.00 54.0 1.376 459 11.5 0.20 0.07"), line(eight, "delta_norm")[2:])
 	require.Equal(t, strings.Fields("3.00 18.0 0.528 176 4.4 0.52 0.17"), line(eight, "attention_merge")[2:])
-	require.Equal(t, strings.Fields("step: 173 launches,"), line(decode, "step:")[:3])
-	require.Equal(t, strings.Fields("step: 173 launches,"), line(eight, "step:")[:3])
+	require.Equal(t, strings.Fields("step: 155 launches,"), line(decode, "step:")[:3])
+	require.Equal(t, strings.Fields("step: 155 launches,"), line(eight, "step:")[:3])
 }
 
 // TestKernelsAreOnTheSheet: all but those that load weights, which no step

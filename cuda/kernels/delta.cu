@@ -1,9 +1,9 @@
 // The gated delta rule, token by token: convolution, recurrence, gated norm.
 #include "delta.cuh"
 
-// One thread walks one channel over the tokens of one row: silu of the causal
-// convolution of `taps` inputs, of which the last taps−1 stay in the state.
-// grid: (channels/256, rows)
+// Where a step has chunks: one thread walks one channel over the tokens of one
+// row: silu of the causal convolution of `taps` inputs, of which the last
+// taps−1 stay in the state. grid: (channels/256, rows)
 constexpr int max_taps = 8;
 
 KERNEL(256, delta_conv, float *dst, const float *proj, int width, const float *weight, float *state, int64_t slot_stride,
@@ -35,15 +35,35 @@ KERNEL(256, delta_conv, float *dst, const float *proj, int width, const float *w
 	}
 }
 
+// convolved is what delta_conv computes, of one token: it adds in the same order.
+// Inputs before the row's first are in the state.
+static __device__ __forceinline__ float convolved(const float *proj, int width, const float *weight, const float *past, int channels, int taps,
+                                                  int c, int first, int t) {
+	float y = 0;
+#pragma unroll 4
+	for (int tap = 0; tap < taps; tap++) {
+		int at = t - (taps - 1) + tap;
+		float x = at >= first ? proj[(int64_t)at * width + c] : past[(at - first + taps - 1) * channels + c];
+		y = fmaf(weight[c * taps + tap], x, y);
+	}
+	return silu(y);
+}
+
 // One block walks 32 value dims of one value head over the tokens of one row
 // that no chunk has. Lane l has value dim l; warp w has the key dims w, w+4,
-// w+8, …, in registers.
+// w+8, …, in registers. Where a step has no chunks, it convolves for itself:
+// a block has few channels, and a launch less is worth more than what blocks of
+// one head do again. It leaves the convolution's state as it was, since other
+// blocks may still read it; delta_norm moves it on.
 // grid: (value dims/32, value heads, rows)
 constexpr int key_warps = 4, keys_each = max_key_dim / key_warps;
 
-KERNEL(128, delta_rule, float *dst, int dst_width, const float *conv, const float *proj, int proj_width, const float *a_log,
-       const float *dt_bias, float *state, int64_t slot_stride, int key_heads, int value_heads, int dk, int dv,
-       const int32_t *row_first, const int32_t *row_count, const int32_t *row_chunked, const int32_t *row_slot) {
+template <bool Convolves>
+static __device__ __forceinline__ void delta_walk(float *dst, int dst_width, const float *conv, const float *weight, const float *past,
+                                                  int64_t past_stride, int taps, const float *proj, int proj_width, const float *a_log,
+                                                  const float *dt_bias, float *state, int64_t slot_stride, int key_heads, int value_heads,
+                                                  int dk, int dv, const int32_t *row_first, const int32_t *row_count,
+                                                  const int32_t *row_chunked, const int32_t *row_slot) {
 	SHARED(float, q, max_key_dim);
 	SHARED(float, k, max_key_dim);
 	SHARED(float, sums, 2 * 4);
@@ -56,6 +76,11 @@ KERNEL(128, delta_rule, float *dst, int dst_width, const float *conv, const floa
 	float *own = state + row_slot[row] * slot_stride + (int64_t)j * dk * dv + column;
 	float rate = expf(a_log[j]), bias = dt_bias[j], root = rsqrtf((float)dk);
 
+	auto input = [&](int t, int c) {
+		if (!Convolves) return conv[(int64_t)t * channels + c];
+		return convolved(proj, proj_width, weight, past + row_slot[row] * past_stride, channels, taps, c, row_first[row], t);
+	};
+
 	float S[keys_each];
 #pragma unroll
 	for (int i = 0; i < keys_each; i++) {
@@ -64,10 +89,9 @@ KERNEL(128, delta_rule, float *dst, int dst_width, const float *conv, const floa
 	}
 	int end = row_first[row] + row_count[row];
 	for (int t = row_first[row] + row_chunked[row]; t < end; t++) {
-		const float *x = conv + (int64_t)t * channels;
 		const float *gates = proj + (int64_t)t * proj_width + channels + value_heads * dv;
-		float qi = thread < dk ? x[h * dk + thread] : 0.0f;
-		float ki = thread < dk ? x[(key_heads + h) * dk + thread] : 0.0f;
+		float qi = thread < dk ? input(t, h * dk + thread) : 0.0f;
+		float ki = thread < dk ? input(t, (key_heads + h) * dk + thread) : 0.0f;
 		float qq = block_sum<4>(qi * qi, sums), kk = block_sum<4>(ki * ki, sums + 4);
 		if (thread < dk) {
 			q[thread] = qi * rsqrtf(qq + norm_eps) * root;
@@ -76,7 +100,7 @@ KERNEL(128, delta_rule, float *dst, int dst_width, const float *conv, const floa
 		__syncthreads();
 		float beta = sigmoid(gates[j]);
 		float decay = decay_of(gates[value_heads + j], rate, bias);
-		float v = column < dv ? x[2 * key_heads * dk + j * dv + column] : 0.0f;
+		float v = column < dv ? input(t, 2 * key_heads * dk + j * dv + column) : 0.0f;
 
 		float kS = 0;
 #pragma unroll
@@ -110,14 +134,47 @@ KERNEL(128, delta_rule, float *dst, int dst_width, const float *conv, const floa
 	}
 }
 
-// o ← weight·norm(o)·silu(z), one warp a head of a token, in place.
-// grid: (tokens, value heads/8)
-KERNEL(256, delta_norm, float *dst, int dst_width, const float *proj, int proj_width, int z_start, const float *weight, float eps,
-       float offset, int heads, int dv) {
+KERNEL(128, delta_rule, float *dst, int dst_width, const float *conv, const float *proj, int proj_width, const float *a_log,
+       const float *dt_bias, float *state, int64_t slot_stride, int key_heads, int value_heads, int dk, int dv,
+       const int32_t *row_first, const int32_t *row_count, const int32_t *row_chunked, const int32_t *row_slot) {
+	delta_walk<false>(dst, dst_width, conv, nullptr, nullptr, 0, 0, proj, proj_width, a_log, dt_bias, state, slot_stride, key_heads,
+	                  value_heads, dk, dv, row_first, row_count, row_chunked, row_slot);
+}
+
+KERNEL(128, delta_conv_rule, float *dst, int dst_width, const float *weight, const float *past, int64_t past_stride, int taps,
+       const float *proj, int proj_width, const float *a_log, const float *dt_bias, float *state, int64_t slot_stride, int key_heads,
+       int value_heads, int dk, int dv, const int32_t *row_first, const int32_t *row_count, const int32_t *row_chunked,
+       const int32_t *row_slot) {
+	delta_walk<true>(dst, dst_width, nullptr, weight, past, past_stride, taps, proj, proj_width, a_log, dt_bias, state, slot_stride,
+	                 key_heads, value_heads, dk, dv, row_first, row_count, row_chunked, row_slot);
+}
+
+// move_on leaves a row's last taps−1 inputs of a channel in the convolution's
+// state: of its own tokens, and before them of those that were there.
+static __device__ __forceinline__ void move_on(float *past, const float *inputs, int width, int count, int channels, int taps) {
+	for (int tap = 0; tap < taps - 1; tap++) {
+		int from = tap + count;  // as if the row's inputs followed the state
+		past[tap * channels] = from < taps - 1 ? past[from * channels] : inputs[(int64_t)(from - (taps - 1)) * width];
+	}
+}
+
+// o ← weight·norm(o)·silu(z), one warp a head of a token, in place. Further
+// blocks, of a row's last token, move the state of the convolution on.
+// grid: (tokens, value heads/8, and if the state is to be moved channels/256 more)
+KERNEL(256, delta_norm, float *dst, int dst_width, const float *proj, int proj_width, const float *weight, float eps, float offset,
+       int heads, int dv, float *past, int64_t past_stride, int channels, int taps, const int32_t *token_rows,
+       const int32_t *row_first, const int32_t *row_count, const int32_t *row_slot) {
 	int lane = threadIdx.x % 32, h = blockIdx.y * 8 + threadIdx.x / 32, t = blockIdx.x;
+	int further = blockIdx.y - (heads + 7) / 8;
+	if (further >= 0) {
+		int c = further * 256 + threadIdx.x, row = token_rows[t], first = row_first[row], count = row_count[row];
+		if (c < channels && t == first + count - 1)
+			move_on(past + row_slot[row] * past_stride + c, proj + (int64_t)first * proj_width + c, proj_width, count, channels, taps);
+		return;
+	}
 	if (h >= heads) return;
 	float *o = dst + (int64_t)t * dst_width + h * dv;
-	const float *z = proj + (int64_t)t * proj_width + z_start + h * dv;
+	const float *z = proj + (int64_t)t * proj_width + channels + h * dv;
 	float sum = 0;
 	for (int c = lane; c < dv; c += 32) sum = fmaf(o[c], o[c], sum);
 	float scale = rsqrtf(warp_sum(sum) / (float)dv + eps);
