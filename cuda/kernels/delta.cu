@@ -51,10 +51,9 @@ static __device__ __forceinline__ float convolved(const float *proj, int width, 
 
 // One block walks 32 value dims of one value head over the tokens of one row
 // that no chunk has. Lane l has value dim l; warp w has the key dims w, w+4,
-// w+8, …, in registers. Where a step has no chunks, it convolves for itself:
-// a block has few channels, and a launch less is worth more than what blocks of
-// one head do again. It leaves the convolution's state as it was, since other
-// blocks may still read it; delta_norm moves it on.
+// w+8, …, in registers. Where a step has no chunks it convolves for itself, which
+// saves a launch: blocks of one head do some of it again. The convolution's state
+// stays as it was, since other blocks may still read it; delta_norm moves it on.
 // grid: (value dims/32, value heads, rows)
 constexpr int key_warps = 4, keys_each = max_key_dim / key_warps;
 
@@ -92,6 +91,7 @@ static __device__ __forceinline__ void delta_walk(float *dst, int dst_width, con
 		const float *gates = proj + (int64_t)t * proj_width + channels + value_heads * dv;
 		float qi = thread < dk ? input(t, h * dk + thread) : 0.0f;
 		float ki = thread < dk ? input(t, (key_heads + h) * dk + thread) : 0.0f;
+		float v = column < dv ? input(t, 2 * key_heads * dk + j * dv + column) : 0.0f;
 		float qq = block_sum<4>(qi * qi, sums), kk = block_sum<4>(ki * ki, sums + 4);
 		if (thread < dk) {
 			q[thread] = qi * rsqrtf(qq + norm_eps) * root;
@@ -100,7 +100,6 @@ static __device__ __forceinline__ void delta_walk(float *dst, int dst_width, con
 		__syncthreads();
 		float beta = sigmoid(gates[j]);
 		float decay = decay_of(gates[value_heads + j], rate, bias);
-		float v = column < dv ? input(t, 2 * key_heads * dk + j * dv + column) : 0.0f;
 
 		float kS = 0;
 #pragma unroll
