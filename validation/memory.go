@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/batchproof/batchproof/engine/backend"
+	"github.com/batchproof/batchproof/engine/cpu"
 	"github.com/batchproof/batchproof/engine/model"
 )
 
@@ -20,7 +21,7 @@ func checkMemory(ck *model.Checkpoint, sequences, kvBlocks, kvBlockSize int, ava
 	}
 	weights := c.Params() * int64(ck.DType().Size())
 	state := int64(kv.BytesPerToken())*int64(kvBlocks)*int64(kvBlockSize) +
-		int64(c.Delta(sequences).BytesPerSequence())*int64(sequences)
+		int64(cpu.DeltaBytes(c.Delta(sequences)))*int64(sequences)
 	if need := weights + state; available > 0 && need > available {
 		return fmt.Errorf("%s needs %.1f GB (weights %.1f, KV cache and state %.1f), but only %.1f GB of memory are available; take a smaller checkpoint, fewer rows or a shorter context",
 			ck.Name, gigabytes(need), gigabytes(weights), gigabytes(state), gigabytes(available))

@@ -43,6 +43,18 @@ type openHead struct {
 	rise  float32   // decay of the state before the block
 }
 
+// openFloats sizes a block under way of one layer: its keys, and a value head's part.
+func openFloats(sp backend.DeltaSpec) (keys, head int) {
+	return sp.KeyHeads * roundUp(sp.KeyDim, 8) * deltaBlock, roundUp(sp.ValueDim, deltaTile) * deltaBlock
+}
+
+// DeltaBytes is what [Backend.NewDeltaState] keeps of one sequence over all layers:
+// its state, and the block of tokens under way.
+func DeltaBytes(sp backend.DeltaSpec) int {
+	keys, head := openFloats(sp)
+	return sp.BytesPerSequence() + sp.Layers*4*(keys+sp.ValueHeads*head)
+}
+
 func (s *deltaState) Spec() backend.DeltaSpec { return s.spec }
 
 // NewDeltaState makes state of zeros, with what the gated delta rule needs to
@@ -64,7 +76,7 @@ func (b *Backend) NewDeltaState(sp backend.DeltaSpec) (backend.DeltaState, error
 	if s.conv, err = b.mem.floats(sp.Layers * sp.Slots * s.convSize); err != nil {
 		return nil, err
 	}
-	keys, d := sp.KeyHeads*s.dims*deltaBlock, s.tiles*deltaBlock*deltaTile
+	keys, d := openFloats(sp)
 	s.open = make([]openBlock, sp.Layers*sp.Slots)
 	for i := range s.open {
 		o := &s.open[i]

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/batchproof/batchproof/engine/backend"
+	"github.com/batchproof/batchproof/engine/cpu"
 )
 
 // work is what an op has to do at least: bytes that move between memory and
@@ -128,7 +129,7 @@ func (m *meter) NewRope(invFreq []float32, positions int) (backend.Rope, error) 
 }
 
 func (m *meter) NewDeltaState(s backend.DeltaSpec) (backend.DeltaState, error) {
-	m.memory += s.BytesPerSequence() * s.Slots
+	m.memory += cpu.DeltaBytes(s) * s.Slots
 	return m.Backend.NewDeltaState(s)
 }
 
