@@ -1,7 +1,9 @@
 // Command roofline shows how near the CPU engine comes to the limit of the
 // machine: for each op and each whole step the bytes that must move, the
 // arithmetic, the floor that follows from the measured bandwidth and multiply-add
-// peak, the time, and the share of the floor.
+// peak, the time, and the share of the floor. An op's floor is the longer of the two
+// times; a step's is the sum over its ops, which run one after another, so that
+// memory rests while one of them computes.
 //
 //	roofline [-checkpoint DIR|random:NAME] [-rows 1,8] [-context N] [-prefill N] [-threads N]
 //	roofline -targets

@@ -46,6 +46,14 @@ type round struct {
 	mallocs float64 // per step
 }
 
+// floor is the least time of a step: its ops run one after another.
+func (r *round) floor() (seconds float64) {
+	for _, o := range r.ops {
+		seconds += o.work.floor(r.machine)
+	}
+	return seconds
+}
+
 // opRound is one op's share of a step: all its calls.
 type opRound struct {
 	calls   int

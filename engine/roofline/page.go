@@ -31,6 +31,7 @@ func (s *stand) writeHead(out io.Writer, results [][]round) {
 	peak := func(r *round) float64 { return r.machine.peak / 1e9 }
 	fmt.Fprintf(out, "%s in %v on %s (%s)\n", s.ck.Name, s.ck.DType(), s.cpu.Describe(), cpuid.CPU.BrandName)
 	fmt.Fprintf(out, "streaming read %s GB/s, multiply-add peak %s GFLOP/s, measured in every round\n", spread(all, bandwidth), spread(all, peak))
+	fmt.Fprintln(out, "floor of an op: its bytes at that bandwidth or its arithmetic at that peak, whichever takes longer; of a step: the sum over its ops, which run one after another")
 	if l3 := cpuid.CPU.Cache.L3; l3 > 0 && s.meter.weights < 4*l3 {
 		fmt.Fprintf(out, "note: %.0f MB of weights and a last-level cache of %.0f MB: part of them may come from the cache, and shares exceed 100 %%\n",
 			float64(s.meter.weights)/1e6, float64(l3)/1e6)
@@ -53,16 +54,18 @@ func (s *stand) writeTable(out io.Writer, w workload, rounds []round) {
 	pad := func(name string) string { return fmt.Sprintf("%-*s", width, name) } // names alone are aligned left
 	fmt.Fprintln(t, pad("op")+"\tcalls\tMB\tMFLOP\tbound\tfloor ms\tmeasured ms\tof step\tshare\t")
 	step := over(rounds, func(r *round) float64 { return r.seconds })
-	line := func(name string, calls int, f func(r *round) (work, float64)) {
-		least, _ := f(&rounds[0])
-		floor := over(rounds, func(r *round) float64 { w, _ := f(r); return w.floor(r.machine) })
-		seconds := over(rounds, func(r *round) float64 { _, s := f(r); return s })
-		share := over(rounds, func(r *round) float64 { w, s := f(r); return w.floor(r.machine) / s })
+	line := func(name string, calls int, f func(r *round) (least work, floor, seconds float64)) {
+		least, _, _ := f(&rounds[0])
+		floor := over(rounds, func(r *round) float64 { _, floor, _ := f(r); return floor })
+		seconds := over(rounds, func(r *round) float64 { _, _, s := f(r); return s })
+		share := over(rounds, func(r *round) float64 { _, floor, s := f(r); return floor / s })
 		number, bound, part := "", "memory", "–"
 		if calls > 0 {
 			number = fmt.Sprint(calls)
 		}
-		if m := rounds[0].machine; least.flops/m.peak > least.bytes/m.bandwidth {
+		if m := rounds[0].machine; calls == 0 {
+			bound = "each op"
+		} else if least.flops/m.peak > least.bytes/m.bandwidth {
 			bound = "arithmetic"
 		}
 		if part = fmt.Sprintf("%.1f %%", 100*share); least == (work{}) {
@@ -72,23 +75,26 @@ func (s *stand) writeTable(out io.Writer, w workload, rounds []round) {
 			pad(name), number, least.bytes/1e6, least.flops/1e6, bound, 1e3*floor, 1e3*seconds, 100*seconds/step, part)
 	}
 	for _, i := range order {
-		line(s.meter.ops[i].name, rounds[0].opAt(i).calls, func(r *round) (work, float64) { o := r.opAt(i); return o.work, o.seconds })
+		line(s.meter.ops[i].name, rounds[0].opAt(i).calls, func(r *round) (work, float64, float64) {
+			o := r.opAt(i)
+			return o.work, o.work.floor(r.machine), o.seconds
+		})
 	}
-	line("all ops", 0, func(r *round) (w work, seconds float64) {
+	line("all ops", 0, func(r *round) (w work, floor, seconds float64) {
 		for _, o := range r.ops {
 			w.add(o.work)
 			seconds += o.seconds
 		}
-		return w, seconds
+		return w, r.floor(), seconds
 	})
-	line("between ops", 0, func(r *round) (work, float64) {
+	line("between ops", 0, func(r *round) (work, float64, float64) {
 		seconds := r.seconds
 		for _, o := range r.ops {
 			seconds -= o.seconds
 		}
-		return work{}, seconds
+		return work{}, 0, seconds
 	})
-	line("step", 0, func(r *round) (work, float64) { return r.least, r.seconds })
+	line("step", 0, func(r *round) (work, float64, float64) { return r.least, r.floor(), r.seconds })
 	t.Flush()
 	tokens := float64(w.rows * w.tokens)
 	fmt.Fprintf(out, "%.1f tok/s; per step %.2f allocations, %.1f pauses of a thread\n",
@@ -125,11 +131,11 @@ func (s *stand) writeBench(out io.Writer, workloads []workload, results [][]roun
 	fmt.Fprintf(out, "goos: %s\ngoarch: %s\ncpu: %s\nmodel: %s\nengine: %s\n",
 		runtime.GOOS, runtime.GOARCH, cpuid.CPU.BrandName, s.ck.Name, s.cpu.Describe())
 	name := strings.NewReplacer("/", "_", "=", "_", " ", "_").Replace(s.ck.Name)
-	line := func(kind, keys string, w work, seconds float64, m machine) {
+	line := func(kind, keys string, w work, floor, seconds float64) {
 		fmt.Fprintf(out, "Benchmark%s/model=%s/%s-%d 1 %.0f ns/op %.6g GB/s %.6g GFLOP/s", kind, name, keys, runtime.GOMAXPROCS(0),
 			1e9*seconds, w.bytes/seconds/1e9, w.flops/seconds/1e9)
 		if w != (work{}) {
-			fmt.Fprintf(out, " %.6g of-floor", w.floor(m)/seconds)
+			fmt.Fprintf(out, " %.6g of-floor", floor/seconds)
 		}
 		fmt.Fprintln(out)
 	}
@@ -137,10 +143,10 @@ func (s *stand) writeBench(out io.Writer, workloads []workload, results [][]roun
 		for _, r := range results[i] {
 			for k, o := range r.ops {
 				if o.calls > 0 {
-					line("Op", "op="+s.meter.ops[k].name+"/"+w.keys(), o.work, o.seconds, r.machine)
+					line("Op", "op="+s.meter.ops[k].name+"/"+w.keys(), o.work, o.work.floor(r.machine), o.seconds)
 				}
 			}
-			line("Step", w.keys(), r.least, r.seconds, r.machine)
+			line("Step", w.keys(), r.least, r.floor(), r.seconds)
 		}
 	}
 }

@@ -69,11 +69,13 @@ func TestOpsAreToldApart(t *testing.T) {
 	}, names)
 }
 
-// TestFloor: the slower of memory and arithmetic.
+// TestFloor: the slower of memory and arithmetic, op after op.
 func TestFloor(t *testing.T) {
 	m := machine{bandwidth: 100, peak: 1000}
 	require.Equal(t, 2.0, work{bytes: 200, flops: 1000}.floor(m))
 	require.Equal(t, 3.0, work{bytes: 200, flops: 3000}.floor(m))
+	r := round{machine: m, ops: []opRound{{work: work{bytes: 200, flops: 1000}}, {work: work{bytes: 200, flops: 3000}}}}
+	require.Equal(t, 5.0, r.floor(), "one op after another")
 }
 
 // TestTargets: the figures follow from the rounds.
@@ -84,7 +86,10 @@ func TestTargets(t *testing.T) {
 		for k := range results[i] {
 			r := &results[i][k]
 			r.machine = machine{bandwidth: 1, peak: 1e-6 * float64(w.rows)}
-			r.least = work{bytes: 90}                                  // a ceiling of the number of rows
+			for i := range r.ops {
+				r.ops[i].work = work{}
+			}
+			r.ops[s.meter.delta].work = work{bytes: 90}                // a ceiling of the number of rows
 			r.seconds = []float64{100, 100 / 0.95, 100 / 0.85, 200}[i] // at 100 the share is 0.9
 			r.mallocs = float64(w.rows / 8)                            // one at 8 rows
 		}
