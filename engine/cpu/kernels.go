@@ -36,17 +36,17 @@ type kernels struct {
 	// index is the first place of a value, or −1.
 	index func(x *float32, n int, v float32) int
 
-	// To measure the machine: stream reads memory in blocks of streamBytes,
-	// multiply does multiplyChains fused multiply-adds of all lanes in each round.
-	stream   func(p *byte, bytes int) uint32
+	// To measure the machine: stream reads memory in blocks of streamBytes and
+	// fetches what is near bytes ahead, multiply does multiplyChains fused multiply-adds of all lanes in each round.
+	stream   func(p *byte, bytes, near int) uint32
 	multiply func(rounds int) float32
 }
 
 type tileKernel func(acc *float32, w *byte, x *float32, pairs, near int, next uintptr, step int)
 
 // fetch is how far ahead of their use weights are fetched by instruction, in
-// bytes: from L2 into L1, and from memory into L2.
-type fetch struct{ near, far int }
+// bytes: from L2 into L1, from memory into L2, and by the probe of memory.
+type fetch struct{ near, far, stream int }
 
 const (
 	maxTileRows    = 12

@@ -120,6 +120,6 @@ func (t *probeTask) work(worker int) {
 			}
 			continue
 		}
-		*sink += t.b.kernels.stream(&p[0], len(p))
+		*sink += t.b.kernels.stream(&p[0], len(p), t.b.kernels.few.stream)
 	}
 }

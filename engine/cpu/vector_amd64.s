@@ -918,37 +918,38 @@ hit:
 	VZEROUPPER
 	RET
 
-// func streamAVX2(p *byte, bytes int) uint32
+// func streamAVX2(p *byte, bytes int, near int) uint32
 // Requires: AVX, AVX2, MMX+
-TEXT ·streamAVX2(SB), NOSPLIT, $0-20
-	MOVQ  p+0(FP), AX
-	MOVQ  bytes+8(FP), CX
+TEXT ·streamAVX2(SB), NOSPLIT, $0-28
+	MOVQ  near+16(FP), AX
+	MOVQ  p+0(FP), CX
+	MOVQ  bytes+8(FP), DX
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	VPXOR Y2, Y2, Y2
 	VPXOR Y3, Y3, Y3
 
 loop:
-	PREFETCHT0 2048(AX)
-	PREFETCHT0 2112(AX)
-	PREFETCHT0 2176(AX)
-	PREFETCHT0 2240(AX)
-	VPOR       (AX), Y0, Y0
-	VPOR       32(AX), Y1, Y1
-	VPOR       64(AX), Y2, Y2
-	VPOR       96(AX), Y3, Y3
-	VPOR       128(AX), Y0, Y0
-	VPOR       160(AX), Y1, Y1
-	VPOR       192(AX), Y2, Y2
-	VPOR       224(AX), Y3, Y3
-	ADDQ       $0x00000100, AX
-	SUBQ       $0x00000100, CX
+	PREFETCHT0 (CX)(AX*1)
+	PREFETCHT0 64(CX)(AX*1)
+	PREFETCHT0 128(CX)(AX*1)
+	PREFETCHT0 192(CX)(AX*1)
+	VPOR       (CX), Y0, Y0
+	VPOR       32(CX), Y1, Y1
+	VPOR       64(CX), Y2, Y2
+	VPOR       96(CX), Y3, Y3
+	VPOR       128(CX), Y0, Y0
+	VPOR       160(CX), Y1, Y1
+	VPOR       192(CX), Y2, Y2
+	VPOR       224(CX), Y3, Y3
+	ADDQ       $0x00000100, CX
+	SUBQ       $0x00000100, DX
 	JG         loop
 	VPOR       Y1, Y0, Y0
 	VPOR       Y2, Y0, Y0
 	VPOR       Y3, Y0, Y0
 	VMOVD      X0, AX
-	MOVL       AX, ret+16(FP)
+	MOVL       AX, ret+24(FP)
 	VZEROUPPER
 	RET
 
@@ -1495,33 +1496,34 @@ hit:
 	VZEROUPPER
 	RET
 
-// func streamAVX512(p *byte, bytes int) uint32
+// func streamAVX512(p *byte, bytes int, near int) uint32
 // Requires: AVX, AVX512F, MMX+
-TEXT ·streamAVX512(SB), NOSPLIT, $0-20
-	MOVQ   p+0(FP), AX
-	MOVQ   bytes+8(FP), CX
+TEXT ·streamAVX512(SB), NOSPLIT, $0-28
+	MOVQ   near+16(FP), AX
+	MOVQ   p+0(FP), CX
+	MOVQ   bytes+8(FP), DX
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
 
 loop:
-	PREFETCHT0 2048(AX)
-	PREFETCHT0 2112(AX)
-	PREFETCHT0 2176(AX)
-	PREFETCHT0 2240(AX)
-	VPORD      (AX), Z0, Z0
-	VPORD      64(AX), Z1, Z1
-	VPORD      128(AX), Z2, Z2
-	VPORD      192(AX), Z3, Z3
-	ADDQ       $0x00000100, AX
-	SUBQ       $0x00000100, CX
+	PREFETCHT0 (CX)(AX*1)
+	PREFETCHT0 64(CX)(AX*1)
+	PREFETCHT0 128(CX)(AX*1)
+	PREFETCHT0 192(CX)(AX*1)
+	VPORD      (CX), Z0, Z0
+	VPORD      64(CX), Z1, Z1
+	VPORD      128(CX), Z2, Z2
+	VPORD      192(CX), Z3, Z3
+	ADDQ       $0x00000100, CX
+	SUBQ       $0x00000100, DX
 	JG         loop
 	VPORD      Z1, Z0, Z0
 	VPORD      Z2, Z0, Z0
 	VPORD      Z3, Z0, Z0
 	VMOVD      X0, AX
-	MOVL       AX, ret+16(FP)
+	MOVL       AX, ret+24(FP)
 	VZEROUPPER
 	RET
 
