@@ -149,7 +149,7 @@ func noises() []noise {
 //
 //	{"schema": 1, "machine": "...", "command": "...", "sessions": [[1.93, 1.95, ...], ...]}
 //
-// Sessions of fewer than 12 ratios are refused.
+// Sessions of fewer than 10 ratios are refused.
 type recording struct {
 	Schema   int         `json:"schema"`
 	Machine  string      `json:"machine"`
@@ -194,8 +194,8 @@ func parseRecording(name string, text []byte) (noise, error) {
 	}
 	logs := make([][]float64, len(rec.Sessions))
 	for i, ratios := range rec.Sessions {
-		if len(ratios) < 12 {
-			return noise{}, fmt.Errorf("session %d has %d ratios: at least 12 are needed", i+1, len(ratios))
+		if len(ratios) < 10 {
+			return noise{}, fmt.Errorf("session %d has %d ratios: at least 10 are needed", i+1, len(ratios))
 		}
 		if err := checkSamples("ratio", ratios); err != nil {
 			return noise{}, fmt.Errorf("session %d: %w", i+1, err)
