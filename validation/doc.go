@@ -151,8 +151,9 @@
 // arm and reads bound the serial arm, slower reads make batching pay more. So a
 // verdict must hold at every speed that the session met. If the ratio might lie on
 // the other side of the target at the bandwidth of the second fastest or second
-// slowest block of the session so far, the verdict is INCONCLUSIVE and names both
-// speeds. How far a ratio may move is estimated, carefully, from its ceiling and
+// slowest block of the session, whichever criterion it is of, the verdict is
+// INCONCLUSIVE and names both speeds: so all levels are measured before one is
+// judged for good. How far a ratio may move is estimated, carefully, from its ceiling and
 // from what was seen (see Judgement.at); speeds within a tenth count as one. This
 // can only withhold a verdict.
 //

@@ -133,7 +133,6 @@ func (g *gate) run(t *testing.T, seed uint64) (latency, throughput *Judgement) {
 	g.virtual, _ = testutil.NewVirtual(testutil.Cost{}, all)
 	g.noise = make(map[string]float64)
 
-	var speeds []float64
 	opt := &Options{MaxBatchSize: gateRows}
 	experiment := func(c Criterion, control *Control) *Experiment {
 		arm := func(name string, cfg scheduler.Config) Arm {
@@ -166,7 +165,6 @@ func (g *gate) run(t *testing.T, seed uint64) (latency, throughput *Judgement) {
 				}
 				return speed, nil
 			},
-			Earlier: speeds,
 			Roofline: NewRoofline(costOf(func(rows, tokens, context int) (float64, float64) {
 				return 75e6, float64(rows*tokens) * 1e6 // 7.5 ms at 10 GB/s
 			}), c.Concurrent, gatePrompt, gateTokens, gateRows, 1e9),
@@ -183,12 +181,13 @@ func (g *gate) run(t *testing.T, seed uint64) (latency, throughput *Judgement) {
 	}
 	first, err := experiment(c, nil).Run(t.Context())
 	require.NoError(t, err)
-	speeds = first.bandwidths()
 	if !g.lone {
 		latency = Judge(first)
 	}
 	second, err := experiment(ThroughputCriterion(gateRows), first.control()).Run(t.Context())
 	require.NoError(t, err)
+	session := &Results{Criteria: []*Record{first, second}}
+	session.shareSpeeds()
 	return latency, Judge(second)
 }
 
@@ -325,6 +324,7 @@ const gateSeeds = 3
 func replay(t *testing.T, j *Judgement) {
 	t.Helper()
 	back := trip(t, j.Record)
+	back.speeds = j.Record.speeds
 	requireSame(t, j, Judge(back))
 	for _, share := range []float64{0.5, 0.99} {
 		a, b := *j.Record, *back

@@ -111,7 +111,7 @@ const sameSpeed = 1.1
 // not count.
 func (j *Judgement) otherSpeed() string {
 	rec, d := j.Record, &j.Decision
-	speeds := slices.Sorted(slices.Values(append(rec.bandwidths(), rec.Earlier...)))
+	speeds := slices.Sorted(slices.Values(rec.speeds))
 	if rec.Criterion.Lower() || rec.Rules.Against == AgainstCeiling || d.Verdict == Measured || len(speeds) < 4 || !known(j.Ceiling) {
 		return ""
 	}

@@ -32,7 +32,6 @@ type Experiment struct {
 	Turns        string                  // how the arms of a block share the machine; "" is TurnsStep
 	Roofline     *Roofline               // nil: unknown
 	Bandwidth    func() (float64, error) // probed between turns; nil: not measured
-	Earlier      []float64               // bandwidths of the blocks of the session before
 	Watchers     []Watcher               // of the machine's quiet, during each block
 	Now          func() time.Time        // the clock of progress lines
 	Log          func(string, ...any)    // progress; nil for none
@@ -66,7 +65,7 @@ const extraWarmups = 2
 func (x *Experiment) Run(ctx context.Context) (*Record, error) {
 	rec := &Record{
 		Criterion: x.Criterion, PromptLength: x.PromptLength, MaxTokens: x.MaxTokens, MaxBatchSize: x.MaxBatchSize,
-		Seed: x.Seed, Rules: x.Rules, Turns: cmp.Or(x.Turns, TurnsStep), Warmups: x.Warmups, Roofline: x.Roofline, Earlier: x.Earlier, Control: x.Control,
+		Seed: x.Seed, Rules: x.Rules, Turns: cmp.Or(x.Turns, TurnsStep), Warmups: x.Warmups, Roofline: x.Roofline, Control: x.Control,
 		WarmupBlocks: []Block{}, Blocks: []Block{},
 	}
 	var err error

@@ -52,12 +52,13 @@ type Record struct {
 	Plan         stats.Plan `json:"plan"`           // without looks where no bound is possible
 	ControlPlan  stats.Plan `json:"control_plan"`
 	Roofline     *Roofline  `json:"roofline,omitempty"`
-	Earlier      []float64  `json:"earlier_bandwidths_bytes_per_s,omitempty"` // of the blocks of the session before
-	Control      *Control   `json:"session_control,omitempty"`                // of the session, for a criterion without a control arm
+	Control      *Control   `json:"session_control,omitempty"` // of the session, for a criterion without a control arm
 	WarmupBlocks []Block    `json:"warmup_blocks"`
 	Blocks       []Block    `json:"blocks"`            // as measured, disturbed ones included
 	TimeUp       bool       `json:"time_up,omitempty"` // ended by -time-limit
 	Problems     []Problem  `json:"problems,omitempty"`
+
+	speeds []float64 // bandwidths of all blocks of the session, see shareSpeeds
 }
 
 // Control is what lone requests showed: the ratios to the serial arm of the
@@ -108,6 +109,20 @@ func (r *Record) bandwidths() []float64 {
 		}
 	}
 	return rates
+}
+
+// shareSpeeds tells each record of a session how fast the memory was in all of
+// them.
+func (r *Results) shareSpeeds() {
+	var all []float64
+	for _, rec := range append(slices.Clone(r.Criteria), r.Control) {
+		if rec != nil {
+			all = append(all, rec.bandwidths()...)
+		}
+	}
+	for _, rec := range r.Criteria {
+		rec.speeds = all
+	}
 }
 
 // meanRate is the rate of probes of equal size taken together: all bytes over all

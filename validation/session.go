@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/batchproof/batchproof/engine/backend"
@@ -26,6 +27,7 @@ type Session struct {
 	announced  bool // the results directory
 	looked     bool // at what else the machine does
 
+	finals   sync.Mutex
 	probesOf func(backend.Backend) Probes
 	tune     func(*Rules) // by tests
 
@@ -33,9 +35,8 @@ type Session struct {
 	name   string // and what was asked for
 	shape  Shape
 	probes Probes
-	peak   float64   // FLOP/s, the best measured
-	speeds []float64 // bandwidths of the blocks so far
-	lone   *Control  // of this session, where no latency criterion has one
+	peak   float64  // FLOP/s, the best measured
+	lone   *Control // of this session, where no latency criterion has one
 
 	replayed *Results // instead of measuring
 }
@@ -96,7 +97,7 @@ func (s *Session) load(name string, shape Shape, out io.Writer) (err error) {
 		return err
 	}
 	s.stand, s.name, s.shape, s.probes = stand, name, shape, s.probesOf(stand.Backend)
-	s.peak, s.speeds, s.lone = 0, nil, nil
+	s.peak, s.lone = 0, nil
 	s.results.Environment.ReadDevice(stand.Backend)
 	s.store.WriteJSON("environment.json", &s.results.Environment, true)
 	s.keep()
@@ -166,14 +167,34 @@ func (s *Session) Measure(c Criterion, out io.Writer) (*Judgement, error) {
 		s.keep()
 	}
 	rec, err := x.Run(s.ctx)
-	s.speeds = append(s.speeds, rec.bandwidths()...)
 	s.results.Interrupted = s.ctx.Err() != nil
 	s.keep()
 	s.store.WriteFile("bench.txt", BenchLines(&s.results))
+	s.results.shareSpeeds()
 	j := Judge(rec)
 	s.judgements = append(s.judgements, j)
 	j.Print(log)
 	return j, err
+}
+
+// Final judges a criterion again when others have been measured after it, whose
+// blocks may have met the machine at another speed, and says what has changed.
+// Safe for concurrent use, once everything has been measured.
+func (s *Session) Final(first *Judgement, out io.Writer) *Judgement {
+	s.finals.Lock()
+	defer s.finals.Unlock()
+	s.results.shareSpeeds()
+	j := Judge(first.Record)
+	if j.Verdict != first.Verdict {
+		log := io.MultiWriter(out, s.store.Log(logName(j.Record.Criterion)))
+		fmt.Fprintf(log, "%s: now %s (%s)\n", j.Record.Criterion, j.Verdict, j.Reason)
+	}
+	for i := range s.judgements {
+		if s.judgements[i].Record == j.Record {
+			s.judgements[i] = j
+		}
+	}
+	return j
 }
 
 // experiment is what all criteria have in common.
@@ -195,7 +216,7 @@ func (s *Session) experiment(c Criterion, maxTokens int, log io.Writer) (*Experi
 		Prompts:      NewPrompts(o.Seed, c.String(), o.PromptLength, config.Vocab, config.EOS),
 		PromptLength: o.PromptLength, MaxTokens: maxTokens, MaxBatchSize: o.MaxBatchSize,
 		Seed: o.Seed, Rules: rules, Watchers: s.probes.Watchers,
-		Turns: o.Turns, Roofline: roofline, Bandwidth: s.probes.SampleBandwidth, Earlier: slices.Clone(s.speeds), Now: time.Now,
+		Turns: o.Turns, Roofline: roofline, Bandwidth: s.probes.SampleBandwidth, Now: time.Now,
 		Log: func(format string, args ...any) { fmt.Fprintf(log, format+"\n", args...) },
 	}, nil
 }
@@ -234,7 +255,6 @@ func (s *Session) control(out io.Writer) (*Control, error) {
 		s.keep()
 	}
 	rec, err := x.Run(s.ctx)
-	s.speeds = append(s.speeds, rec.bandwidths()...)
 	s.results.Control = rec
 	s.results.Interrupted = s.ctx.Err() != nil
 	s.keep()

@@ -1,13 +1,16 @@
 package validation
 
 import (
+	"compress/gzip"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/batchproof/batchproof/validation/stats"
@@ -139,7 +142,7 @@ func appendTo(path string, p []byte) error {
 
 // Load reads a results.json.
 func Load(path string) (*Results, error) {
-	data, err := os.ReadFile(path)
+	data, err := readFile(path)
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +167,29 @@ func Load(path string) (*Results, error) {
 			return nil, fmt.Errorf("%s: criterion %d: %w", path, i+1, err)
 		}
 	}
+	r.shareSpeeds()
 	return r, nil
+}
+
+// readFile reads a file, also one that gzip has compressed.
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if !strings.HasSuffix(path, ".gz") {
+		return io.ReadAll(f)
+	}
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	data, err := io.ReadAll(z)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return data, z.Close()
 }
 
 // check finds what no session writes, so that no judgement meets it.
@@ -219,11 +244,6 @@ func (r *Record) check() error {
 			}
 		}
 	})
-	for _, rate := range r.Earlier {
-		if !(rate > 0) || math.IsInf(rate, 0) {
-			err = fmt.Errorf("an earlier bandwidth of %v", rate)
-		}
-	}
 	return err
 }
 

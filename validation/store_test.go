@@ -1,6 +1,9 @@
 package validation
 
 import (
+	"bytes"
+	"compress/gzip"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -62,7 +65,6 @@ func TestRecordRefuses(t *testing.T) {
 		"block 1, serial arm: request 1: its tokens are out of order":            func(r *Record) { r.Blocks[0].Run(ArmSerial).Requests[1].TokenNS[4] = 1 },
 		"block 1, serial arm: the columns of its steps have different lengths":   func(r *Record) { l := &r.Blocks[0].Run(ArmSerial).Steps; l.Rows = l.Rows[1:] },
 		"block 2: a bandwidth of 0":                                              func(r *Record) { r.Blocks[1].Probes = []float64{1, 0} },
-		"an earlier bandwidth of -1":                                             func(r *Record) { r.Earlier = []float64{-1} },
 	} {
 		x := newFakeExperiment(t, ThroughputCriterion(2), 2)
 		rec, err := x.Run(t.Context())
@@ -71,6 +73,22 @@ func TestRecordRefuses(t *testing.T) {
 		spoil(rec)
 		require.EqualError(t, rec.check(), want)
 	}
+}
+
+// TestLoadCompressed: a record may be kept compressed.
+func TestLoadCompressed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "results.json.gz")
+	var file bytes.Buffer
+	z := gzip.NewWriter(&file)
+	fmt.Fprintf(z, `{"schema":%d}`, SchemaVersion)
+	require.NoError(t, z.Close())
+	require.NoError(t, os.WriteFile(path, file.Bytes(), 0o600))
+	r, err := Load(path)
+	require.NoError(t, err)
+	require.Equal(t, SchemaVersion, r.Schema)
+	require.NoError(t, os.WriteFile(path, file.Bytes()[:20], 0o600))
+	_, err = Load(path)
+	require.ErrorContains(t, err, "results.json.gz: unexpected EOF")
 }
 
 func TestLoadRefuses(t *testing.T) {
