@@ -97,7 +97,7 @@ func (s *session) measure(ctx context.Context) (*result, error) {
 		if !baseFirst {
 			first = 1
 		}
-		block, err := s.block(ctx, id, first, r.blocks+1)
+		block, err := s.whole(ctx, p, id, first, r.blocks+1)
 		if err != nil && ctx.Err() != nil {
 			r.ended = fmt.Sprintf("interrupted during block %d of %d", r.blocks+1, s.blocks)
 			break
@@ -151,6 +151,23 @@ func (s *session) judge(r *result, rules *rules, final bool) error {
 		r.rows[i].Name = k.String()
 	}
 	return nil
+}
+
+// whole runs a block until all that is judged was measured in it. In a run that
+// was held up a benchmark may have too few steps to be set beside the other side's.
+func (s *session) whole(ctx context.Context, p *sides, id string, first, number int) ([2][]*benchfmt.Result, error) {
+	for range 3 {
+		block, err := s.block(ctx, id, first, number)
+		if err != nil {
+			return block, err
+		}
+		missing := p.missing(block)
+		if missing == "" {
+			return block, nil
+		}
+		s.progress("block %d of at most %d: %s was not measured on both sides; measured again", number, s.blocks, missing)
+	}
+	return [2][]*benchfmt.Result{}, fmt.Errorf("block %d has a row without a measurement, three times in a row; give each benchmark more time with -benchtime, or name other -units", number)
 }
 
 // block runs both sides. It is used whole or not at all.

@@ -8,6 +8,8 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -339,6 +341,31 @@ func TestMeasureRefuses(t *testing.T) {
 			require.ErrorContains(t, err, c.want)
 		})
 	}
+}
+
+// A block that lacks a row is measured again, and does not end the comparison; a
+// row that is always lacking does.
+func TestBlockLacksARow(t *testing.T) {
+	lack := func(runs ...int) *fakeRunner {
+		f := &fakeRunner{slow: 1, noise: func(int) float64 { return 0 }}
+		f.edit = func(side, n int, out string) (string, error) {
+			if side == 1 && slices.Contains(runs, n) {
+				out = strings.Replace(out, " tok/s\n", " req/s\n", 1)
+			}
+			return out, nil
+		}
+		return f
+	}
+	var said []string
+	s := fakeSession(lack(3, 4))
+	s.progress = func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }
+	res, err := s.measure(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, gatePass, verdict(res.rows))
+	require.Contains(t, said, "block 3 of at most 32: DecodeStep/model=m/backend=cpu/batch=1-2 tok/s was not measured on both sides; measured again")
+
+	_, err = fakeSession(lack(3, 4, 5)).measure(t.Context())
+	require.ErrorContains(t, err, "block 3 has a row without a measurement, three times in a row; give each benchmark more time with -benchtime")
 }
 
 // The rules by themselves.

@@ -207,6 +207,20 @@ func pair(base, head *set, units string) (*sides, error) {
 	return p, nil
 }
 
+// missing is the first row that a block does not have on both sides; "" if none.
+func (p *sides) missing(block [2][]*benchfmt.Result) string {
+	for _, k := range p.rows {
+		for side := range block {
+			if !slices.ContainsFunc(block[side], func(r *benchfmt.Result) bool {
+				return r.Name.String() == k.name && slices.ContainsFunc(r.Values, func(v benchfmt.Value) bool { return tidyUnit(v.Unit) == k.unit })
+			}) {
+				return k.String()
+			}
+		}
+	}
+	return ""
+}
+
 func tidyUnit(unit string) string {
 	_, unit = benchunit.Tidy(0, unit)
 	return unit
