@@ -45,9 +45,9 @@
 // What it costs an arm to come back after a handover (caches that the other arm
 // has used, a worker to wake) is on its own clock: on two EPYC cores a step of the
 // serial arm just after a handover took about 1 % longer than the others. Every
-// step of the batch arm is such a step, so a ratio may be that much too low. -turns run has the arms run one
-// after another instead: a check of the method on a machine that is quiet for
-// minutes.
+// step of the batch arm is such a step, so a ratio may be that much too low.
+// -turns run has the arms run one after another instead: a check of the method on
+// a machine that is quiet for minutes.
 //
 // Blocks come in groups in which every arm has every place once, in an order drawn
 // from the seed: the place in which it takes its first turn, and its turn where two
@@ -153,9 +153,10 @@
 // the other side of the target at the bandwidth of the second fastest or second
 // slowest block of the session, whichever criterion it is of, the verdict is
 // INCONCLUSIVE and names both speeds: so all levels are measured before one is
-// judged for good. How far a ratio may move is estimated, carefully, from its ceiling and
-// from what was seen (see Judgement.at); speeds within a tenth count as one. This
-// can only withhold a verdict.
+// judged for good. How far a ratio may move is estimated, carefully, from its
+// ceiling and from what was seen (see Judgement.at); speeds within a tenth count
+// as one. This can only withhold a verdict, and it knows no speed that the session
+// did not meet.
 //
 // # The ceiling
 //
@@ -195,7 +196,8 @@
 // 10 %, fake batching within and beside the step, a dropped request, one wrong
 // token, an early stop, a cached prompt, a serial arm slowed by 30 %, drift of 20 %,
 // a memory that changes its speed, bursts of noise, seen and unseen. rules_test.go
-// breaks each rule by itself. Error rates by simulation are in package stats and in benchdata/error-rates.
+// breaks each rule by itself. Error rates by simulation are in package stats and in
+// benchdata/error-rates.
 //
 // # What is kept
 //
@@ -204,7 +206,7 @@
 // see [Results] and SCHEMA.md) and bench.txt (the same samples in Go benchmark format:
 // `go tool benchstat -col /mode bench.txt` compares the arms), for the serving
 // scenario serving.txt, serving.csv and serving_plan.txt, and at the end
-// report.html and summary.md. It is proven
+// report.html, summary.md and ratios.svg. It is proven
 // writable before anything is loaded, and written after every block, so that an
 // interrupted run keeps what it measured. A judgement is a function of the
 // record alone: -replay FILE judges recorded samples again, by the recorded rules

@@ -286,7 +286,7 @@ func (o *Options) Validate() error {
 		}
 	}
 	o.validateSweep(bad, least)
-	o.ServingOptions.validate(bad, least)
+	o.ServingOptions.validate(bad)
 	return errors.Join(errs...)
 }
 

@@ -22,7 +22,7 @@ func TestPeers(t *testing.T) {
 	require.NoError(t, err)
 	toB, fromA, err := os.Pipe()
 	require.NoError(t, err)
-	a := &Turn{peer: &peer{given: toA, pass: fromA, since: time.Now()}}
+	a := &Turn{peer: &peer{given: toA, pass: fromA, since: time.Now().Add(time.Hour)}} // a long turn, however slow the test
 	b := &Turn{peer: &peer{given: toB, pass: fromB}}
 
 	var machine sync.Mutex
@@ -40,7 +40,7 @@ func TestPeers(t *testing.T) {
 			}
 			order = append(order, name)
 			machine.Unlock()
-			turn.peer.since = turn.peer.since.Add(-step) // as if a step had taken so long
+			turn.peer.since = time.Now().Add(-step) // as if a step had taken so long
 		}
 		out.Close() // the process ends
 	}
@@ -50,7 +50,7 @@ func TestPeers(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		b.peer.since = time.Now()
+		b.peer.since = time.Now().Add(time.Hour)
 		run("b", b, 2*steps, fromB)
 	})
 	wg.Wait()

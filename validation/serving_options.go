@@ -41,7 +41,7 @@ func (o *ServingOptions) register(fs *flag.FlagSet) {
 	fs.IntVar(&o.PlanRequests, "plan-requests", 1000, "requests that are simulated for each policy and size to plan with; try 1000000")
 }
 
-func (o *ServingOptions) validate(bad func(string, ...any), least func(string, int, int, string)) {
+func (o *ServingOptions) validate(bad func(string, ...any)) {
 	if o.Rate != 0 && !(o.Rate >= leastRate && o.Rate <= mostRate) {
 		bad("-rate %v: want %g to %g requests a second, or 0 for a share of the capacity", o.Rate, leastRate, mostRate)
 	}

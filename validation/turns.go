@@ -1,6 +1,7 @@
 package validation
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,7 +46,7 @@ func takeTurns(n int, whole bool, now func() time.Time, idle func()) (*turns, []
 	for range n {
 		s.live = append(s.live, &Turn{turns: s, granted: make(chan struct{}, 1)})
 	}
-	return s, append([]*Turn(nil), s.live...)
+	return s, slices.Clone(s.live)
 }
 
 // start gives out the first turn.
@@ -130,12 +131,7 @@ func (t *Turn) End() {
 	}
 	s := t.turns
 	s.mu.Lock()
-	for i := range s.live {
-		if s.live[i] == t {
-			s.live = append(s.live[:i], s.live[i+1:]...)
-			break
-		}
-	}
+	s.live = slices.DeleteFunc(s.live, func(other *Turn) bool { return other == t })
 	held := s.holder == t
 	if held {
 		s.holder = nil
