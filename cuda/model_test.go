@@ -87,7 +87,7 @@ func TestModelsAgainstCPU(t *testing.T) {
 		for _, preset := range models {
 			t.Run(preset, func(t *testing.T) {
 				b := p.open(t)
-				want, err := cpu.New(cpu.Options{})
+				want, err := cpu.New(cpu.Options{Precision: cpu.F32})
 				require.NoError(t, err)
 				compareModels(t, want, b, preset, 0.25, 0.025)
 				require.NoError(t, want.Close())

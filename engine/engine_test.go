@@ -34,7 +34,7 @@ func eachTiny(t *testing.T, opt engine.Options, f func(t *testing.T, e *engine.E
 	for _, name := range tinyNames {
 		t.Run(name, func(t *testing.T) {
 			onRef(t, func(t *testing.T, b backend.Backend) { f(t, openTiny(t, name, b, opt)) })
-			onCPU(t, cpu.Auto, func(t *testing.T, b backend.Backend) { f(t, openTiny(t, name, b, opt)) })
+			onCPU(t, cpu.Options{}, func(t *testing.T, b backend.Backend) { f(t, openTiny(t, name, b, opt)) })
 		})
 	}
 }

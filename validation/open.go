@@ -101,7 +101,11 @@ func Open(opt *Options, checkpoint string, shape Shape) (_ *Stand, err error) {
 func openBackend(opt *Options) (backend.Backend, error) {
 	switch opt.Backend {
 	case "cpu":
-		return cpu.New(cpu.Options{Threads: opt.Threads})
+		precision, err := opt.precision()
+		if err != nil {
+			return nil, err
+		}
+		return cpu.New(cpu.Options{Threads: opt.Threads, Precision: precision})
 	case "cuda":
 		b, err := cuda.Open(cuda.Options{})
 		if err != nil {

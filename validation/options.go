@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/batchproof/batchproof/engine/cpu"
 )
 
 // DefaultCheckpoint is measured unless another is asked for: large enough to
@@ -30,9 +32,10 @@ type Options struct {
 	WarmupRuns        int           `json:"warmup_runs"` // 0: as specified, see Warmups
 	TestRuns          int           `json:"test_runs"`   // 0: as many as the verdict takes, see planFor
 	MaxBatchSize      int           `json:"max_batch_size"`
-	TokenBudget       int           `json:"token_budget"`  // 0: enough for chunks of prompts beside full decode rows
-	Threads           int           `json:"threads"`       // 0: all cores
-	TimeLimit         time.Duration `json:"time_limit_ns"` // of all criteria; 0: none
+	TokenBudget       int           `json:"token_budget"`        // 0: enough for chunks of prompts beside full decode rows
+	Threads           int           `json:"threads"`             // 0: all cores
+	Precision         string        `json:"precision,omitempty"` // of the cpu backend's linears: auto, f32 or bf16; "" is auto
+	TimeLimit         time.Duration `json:"time_limit_ns"`       // of all criteria; 0: none
 	Seed              uint64        `json:"seed"`
 	Results           string        `json:"results"`
 	AllowInconclusive bool          `json:"allow_inconclusive"`
@@ -67,6 +70,7 @@ func (o *Options) Register(fs *flag.FlagSet) {
 	fs.IntVar(&o.MaxBatchSize, "max-batch-size", 8, "rows of the batch arm")
 	fs.IntVar(&o.TokenBudget, "token-budget", 0, "tokens of one step, 0 for the default")
 	fs.IntVar(&o.Threads, "threads", 0, "threads of the cpu backend, 0 for all cores")
+	fs.StringVar(&o.Precision, "precision", cpu.AutoPrecision.String(), "what linears of the cpu backend multiply bf16 weights with, `auto|f32|bf16`: inputs in float32, or rounded to bf16; auto is bf16 where the CPU has AVX512_BF16")
 	fs.StringVar(&o.Turns, "turns", TurnsStep, "how the arms of a block share the machine, `step|run`: they alternate from step to step, or run one after another")
 	fs.DurationVar(&o.TimeLimit, "time-limit", 0, "time in which the criteria end, decided or not, once each has its least blocks; 0 for none")
 	fs.Uint64Var(&o.Seed, "seed", 1, "seed of prompts, orders and random weights")
@@ -177,6 +181,13 @@ const (
 	specifiedPromptLength = 32
 )
 
+func (o *Options) precision() (cpu.Precision, error) {
+	if o.Precision == "" {
+		return cpu.AutoPrecision, nil
+	}
+	return cpu.ParsePrecision(o.Precision)
+}
+
 // maxLength of a prompt or an answer keeps their sums far from overflow.
 const maxLength = 1 << 24
 
@@ -260,6 +271,11 @@ func (o *Options) Validate() error {
 	}
 	if o.Threads > 0 && o.Backend == "cuda" {
 		bad("-threads %d: the cuda backend has no threads to set", o.Threads)
+	}
+	if p, err := o.precision(); err != nil {
+		bad("-%w", err)
+	} else if p != cpu.AutoPrecision && o.Backend == "cuda" {
+		bad("-precision %v: the cuda backend multiplies both halves of each input in bf16, and has no other way", p)
 	}
 	switch {
 	case o.TimeLimit < 0:

@@ -9,18 +9,20 @@ import (
 
 // Options configure a backend. Zero values take the default.
 type Options struct {
-	Threads int // workers; default GOMAXPROCS
-	ISA     ISA // default the best of this CPU
+	Threads   int       // workers; default GOMAXPROCS
+	ISA       ISA       // default the best of this CPU
+	Precision Precision // of products; default the fastest of this CPU
 }
 
 // Backend runs the ops on a pool of workers.
 type Backend struct {
-	isa     ISA
-	kernels *kernels
-	pool    *pool
-	mem     arena
-	step    *backend.Step
-	closed  bool
+	isa       ISA
+	precision Precision
+	kernels   *kernels
+	pool      *pool
+	mem       arena
+	step      *backend.Step
+	closed    bool
 
 	// Tasks and scratch, allocated once.
 	linear     linearTask
@@ -46,7 +48,11 @@ func New(opt Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{isa: isa, kernels: kernelsFor(isa), pool: newPool(opt.Threads)}
+	precision, err := opt.Precision.resolve(isa)
+	if err != nil {
+		return nil, err
+	}
+	b := &Backend{isa: isa, precision: precision, kernels: kernelsFor(isa), pool: newPool(opt.Threads)}
 	b.linear.b, b.embed.b, b.sample.b = b, b, b
 	b.sample.drawers = make([]drawer, opt.Threads)
 	for range opt.Threads {
@@ -73,8 +79,13 @@ func (b *Backend) fail(err error) error {
 // Name is "cpu".
 func (b *Backend) Name() string { return "cpu" }
 
-// Describe gives the instruction set and the number of workers.
-func (b *Backend) Describe() string { return fmt.Sprintf("cpu: %v, %d threads", b.isa, b.pool.workers) }
+// Describe gives the instruction set, the precision of products and the number of workers.
+func (b *Backend) Describe() string {
+	if b.precision == BF16 {
+		return fmt.Sprintf("cpu: %v with bf16 products, %d threads", b.isa, b.pool.workers)
+	}
+	return fmt.Sprintf("cpu: %v, %d threads", b.isa, b.pool.workers)
+}
 
 // Close ends the workers and frees all memory. Closing twice is harmless.
 func (b *Backend) Close() error {
@@ -124,7 +135,7 @@ func (b *Backend) NewBuffer(tokens, width int) (backend.Buffer, error) {
 		return nil, err
 	}
 	// Any buffer may be the input of Linear.
-	if need := tokens * roundUp(width, 2); need > len(b.packed) {
+	if need := tokens * max(roundUp(width, 2), dotWords(width)); need > len(b.packed) {
 		if b.packed, err = b.mem.floats(need); err != nil {
 			return nil, err
 		}

@@ -101,9 +101,11 @@ func TestCloseTwice(t *testing.T) {
 // TestISAChoice covers what can be asked for, and limitISA with its undo.
 func TestISAChoice(t *testing.T) {
 	best := detect()
-	b := newBackend(t, Options{Threads: 2})
+	b := newBackend(t, Options{Threads: 2, Precision: F32})
 	require.Equal(t, fmt.Sprintf("cpu: %v, 2 threads", best), b.Describe())
 	require.Equal(t, "cpu", b.Name())
+	rounding := newBackend(t, Options{ISA: Generic, Threads: 1, Precision: BF16})
+	require.Equal(t, "cpu: generic with bf16 products, 1 threads", rounding.Describe())
 
 	undo := limitISA(Generic)
 	require.Equal(t, []ISA{Generic}, Supported())
@@ -168,7 +170,7 @@ func TestProbes(t *testing.T) {
 		b := newBackend(t, Options{Threads: 2, ISA: isa})
 		bandwidth, err := b.measureBandwidth(8 << 20)
 		require.NoError(t, err)
-		peak := b.measurePeak(64)
+		peak := b.measurePeak(64, F32)
 		require.Greater(t, bandwidth, 1e6)
 		require.Greater(t, peak, 1e6)
 		require.Less(t, bandwidth, 1e14)

@@ -55,12 +55,16 @@ func (s stopwatch) seconds() (sum float64) {
 // BenchmarkLinear streams a set of matrices, and reports its shares of the
 // read bandwidth and of the multiply-add peak that were measured in turns with it.
 func BenchmarkLinear(b *testing.B) {
-	for _, isa := range Supported()[1:] {
+	for _, opt := range settings() {
+		if opt.ISA == Generic {
+			continue
+		}
 		for _, threads := range []int{1, runtime.GOMAXPROCS(0)} {
 			for _, shape := range [][2]int{{4096, 768}, {1024, 3072}, {4096, 4096}} {
 				for _, tokens := range []int{1, 2, 4, 8, 16, 512} {
-					b.Run(fmt.Sprintf("isa=%v/threads=%d/k=%d/outputs=%d/tokens=%d", isa, threads, shape[1], shape[0], tokens), func(b *testing.B) {
-						benchmarkLinear(b, Options{Threads: threads, ISA: isa}, shape[0], shape[1], tokens)
+					b.Run(fmt.Sprintf("isa=%v/precision=%v/threads=%d/k=%d/outputs=%d/tokens=%d", opt.ISA, opt.Precision, threads, shape[1], shape[0], tokens), func(b *testing.B) {
+						opt.Threads = threads
+						benchmarkLinear(b, opt, shape[0], shape[1], tokens)
 					})
 				}
 			}
@@ -88,7 +92,7 @@ func benchmarkLinear(b *testing.B, opt Options, outputs, inputs, tokens int) {
 	linear, read := make(stopwatch, len(set)), make(stopwatch, len(set))
 	peak := make(stopwatch, 1)
 	stream, multiply := cpu.newProbe(), cpu.newProbe()
-	multiply.rounds = 1 << 12
+	multiply.rounds, multiply.dots = 1<<12, cpu.precision == BF16
 	for b.Loop() {
 		for i, m := range set {
 			linear.time(i, func() { cpu.Linear(dst, src, tokens, m, option) })
@@ -104,7 +108,7 @@ func benchmarkLinear(b *testing.B, opt Options, outputs, inputs, tokens int) {
 	bytes := float64(len(set) * outputs * inputs * 2)
 	flops := bytes * float64(tokens)
 	bandwidth := bytes / read.seconds()
-	top := float64(2*multiplyChains*cpu.kernels.lanes*multiply.rounds*cpu.pool.workers) / peak.seconds()
+	top := float64(cpu.flopsPerRound(cpu.precision)*multiply.rounds*cpu.pool.workers) / peak.seconds()
 	b.ReportMetric(bytes/linear.seconds()/1e9, "GB/s")
 	b.ReportMetric(bytes/linear.seconds()/bandwidth, "of-bandwidth")
 	b.ReportMetric(flops/linear.seconds()/1e9, "GFLOP/s")

@@ -34,6 +34,9 @@ func fewFetch() fetch {
 func kernelsFor(isa ISA) *kernels {
 	switch isa {
 	case AVX512:
+		if cpuid.CPU.Supports(cpuid.AVX512BF16) {
+			return avx512Dots
+		}
 		return avx512
 	case AVX2:
 		return avx2
@@ -102,4 +105,16 @@ var avx512 = &kernels{
 	index:     indexAVX512,
 	stream:    streamAVX512,
 	multiply:  multiplyAVX512,
+}
+
+var avx512Dots = withDots(*avx512)
+
+// withDots adds the kernels for AVX512_BF16.
+func withDots(k kernels) *kernels {
+	k.dots = [maxTileRows]dotKernel{
+		tileDotsRows1, tileDotsRows2, tileDotsRows3, tileDotsRows4, tileDotsRows5, tileDotsRows6,
+		tileDotsRows7, tileDotsRows8, tileDotsRows9, tileDotsRows10, tileDotsRows11, tileDotsRows12,
+	}
+	k.round, k.scaleRound, k.multiplyDots = roundDots, scaleRoundDots, multiplyDots
+	return &k
 }

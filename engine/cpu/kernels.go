@@ -15,7 +15,15 @@ type kernels struct {
 	// moving on by step bytes with each pair.
 	fullRows          int
 	tileBF16, tileF32 [maxTileRows]tileKernel
-	few, many         fetch // of kernels for up to fewRows rows, and for more
+	few, many         fetch // of kernels for up to fewRows or fewDotRows rows, and for more
+
+	// A dot kernel does the same with inputs rounded to bf16, in pairs, two
+	// products an instruction; nil where there is none. x is [rows][pairs], rows
+	// stride bytes apart. round lays out n inputs so, in ⌈n/2⌉ words, and
+	// scaleRound rounds (x·a)·(w+b).
+	dots       [maxTileRows]dotKernel
+	round      func(dst, x *float32, n int)
+	scaleRound func(dst, x, w *float32, n int, a, b float32)
 
 	// The packers lay four rows side by side: dst[i][0…3] of [n][rows], from
 	// x[0…3][i], which are width apart; n is a multiple of 4. packNorm4 multiplies
@@ -37,12 +45,17 @@ type kernels struct {
 	index func(x *float32, n int, v float32) int
 
 	// To measure the machine: stream reads memory in blocks of streamBytes and
-	// fetches what is near bytes ahead, multiply does multiplyChains fused multiply-adds of all lanes in each round.
-	stream   func(p *byte, bytes, near int) uint32
-	multiply func(rounds int) float32
+	// fetches what is near bytes ahead, multiply does multiplyChains fused multiply-adds
+	// of all lanes in each round, and multiplyDots as many pairs of products.
+	stream       func(p *byte, bytes, near int) uint32
+	multiply     func(rounds int) float32
+	multiplyDots func(rounds int) float32
 }
 
-type tileKernel func(acc *float32, w *byte, x *float32, pairs, near int, next uintptr, step int)
+type (
+	tileKernel func(acc *float32, w *byte, x *float32, pairs, near int, next uintptr, step int)
+	dotKernel  func(acc *float32, w *byte, x *float32, stride, pairs, near int, next uintptr, step int)
+)
 
 // fetch is how far ahead of their use weights are fetched by instruction, in
 // bytes: from L2 into L1, from memory into L2, and by the probe of memory.
@@ -51,27 +64,32 @@ type fetch struct{ near, far, stream int }
 const (
 	maxTileRows    = 12
 	fewRows        = 2 // whose kernels wait for memory, not for the multipliers
+	fewDotRows     = 6 // the same of dot kernels
 	streamBytes    = 256
 	multiplyChains = 12
 )
 
 var generic = &kernels{
-	rows:      4,
-	lanes:     1,
-	fullRows:  maxTileRows,
-	tileBF16:  tilesGeneric(tileBF16Generic),
-	tileF32:   tilesGeneric(tileF32Generic),
-	pack4:     pack4Generic,
-	packNorm4: packNorm4Generic,
-	dot:       dotGeneric,
-	axpy:      axpyGeneric,
-	add:       addGeneric,
-	scale:     scaleGeneric,
-	exp:       expGeneric,
-	silu:      siluGeneric,
-	swiglu:    swigluGeneric,
-	scan:      scanGeneric,
-	index:     indexGeneric,
-	stream:    streamGeneric,
-	multiply:  multiplyGeneric,
+	rows:         4,
+	lanes:        1,
+	fullRows:     maxTileRows,
+	tileBF16:     tilesGeneric(tileBF16Generic),
+	tileF32:      tilesGeneric(tileF32Generic),
+	dots:         dotsGeneric(),
+	round:        roundGeneric,
+	scaleRound:   scaleRoundGeneric,
+	pack4:        pack4Generic,
+	packNorm4:    packNorm4Generic,
+	dot:          dotGeneric,
+	axpy:         axpyGeneric,
+	add:          addGeneric,
+	scale:        scaleGeneric,
+	exp:          expGeneric,
+	silu:         siluGeneric,
+	swiglu:       swigluGeneric,
+	scan:         scanGeneric,
+	index:        indexGeneric,
+	stream:       streamGeneric,
+	multiply:     multiplyGeneric,
+	multiplyDots: multiplyDotsGeneric,
 }

@@ -20,7 +20,8 @@ const (
 // linearTask is one product with its norm and epilogue.
 //
 // The rows are cut into groups of at most as many as a kernel takes at once,
-// and each group is packed [inputs][rows]. A single group makes
+// and each group is packed [inputs][rows], or with bf16 products each row as
+// pairs of bf16. A single group makes
 // one pass over each panel. Several groups take turns on a block of a panel
 // that is in cache, and their accumulators go to memory between the blocks,
 // which changes no bit.
@@ -37,6 +38,8 @@ type linearTask struct {
 	eps    float32
 	groups int
 	padded int // inputs, rounded up to a pair
+	dots   bool
+	words  int // from one row of rounded inputs to the next
 }
 
 // Linear multiplies; see linearTask.
@@ -62,6 +65,7 @@ func (b *Backend) Linear(dst, src backend.Buffer, n int, w backend.Matrix, opt b
 	}
 	t.groups = (n + b.kernels.rows - 1) / b.kernels.rows
 	t.padded = 2 * m.pairs
+	t.dots, t.words = b.precision == BF16 && m.dtype == backend.BF16, dotWords(m.inputs)
 	b.pool.run(t)
 }
 
@@ -74,10 +78,19 @@ func (t *linearTask) group(g int) (lo, hi int) {
 }
 
 func (t *linearTask) work(worker int) {
-	x := t.pack(worker)
+	var x []float32
+	if t.dots {
+		x = t.packDots(worker)
+	} else {
+		x = t.pack(worker)
+	}
 	kernels := &t.b.kernels.tileF32
 	if t.m.dtype == backend.BF16 {
 		kernels = &t.b.kernels.tileBF16
+	}
+	few := fewRows
+	if t.dots {
+		few = fewDotRows
 	}
 	lo, hi := t.b.pool.part(worker, t.m.panels)
 	perChunk := chunkRows / t.b.kernels.rows
@@ -109,7 +122,7 @@ func (t *linearTask) work(worker int) {
 				ahead, step := t.b.kernels.many, bytes/pairs
 				if passes > 1 {
 					ahead.far, step = bytes, bytes/pairs/passes
-				} else if rows <= fewRows {
+				} else if rows <= few {
 					ahead = t.b.kernels.few
 				}
 				for p := p0; p < p1; p++ {
@@ -118,6 +131,11 @@ func (t *linearTask) work(worker int) {
 					for g := g0; g < g1; g++ {
 						r0, r1 := t.group(g)
 						acc := unsafe.Pointer(&tiles[((p-p0)*rows+r0-first)*panelOutputs])
+						if t.dots {
+							t.b.kernels.dots[r1-r0-1]((*float32)(acc), (*byte)(w), &x[r0*t.words+pair], 4*t.words, pairs, ahead.near, next, step)
+							next += uintptr(step * pairs)
+							continue
+						}
 						in := &x[r0*t.padded+2*pair*(r1-r0)]
 						for half := range t.calls(g) {
 							kernels[r1-r0-1]((*float32)(unsafe.Add(acc, half*lineBytes)), (*byte)(unsafe.Add(w, half*lineBytes)), in, pairs, ahead.near, next, step)

@@ -88,10 +88,22 @@ func fill(x []float32, v float32) {
 
 var nan = float32(math.NaN())
 
-// forEachISA runs a test on every instruction set that this machine has.
-func forEachISA(t *testing.T, f func(t *testing.T, isa ISA)) {
-	for _, isa := range Supported() {
-		t.Run(isa.String(), func(t *testing.T) { f(t, isa) })
+// settings are every instruction set in every precision that this machine has,
+// plain Go first.
+func settings() (list []Options) {
+	for p := F32; p <= BF16; p++ {
+		for _, isa := range Supported() {
+			if _, err := p.resolve(isa); err == nil {
+				list = append(list, Options{ISA: isa, Precision: p})
+			}
+		}
+	}
+	return list
+}
+
+func forEachSetting(t *testing.T, f func(t *testing.T, opt Options)) {
+	for _, opt := range settings() {
+		t.Run(fmt.Sprintf("%v-%v", opt.ISA, opt.Precision), func(t *testing.T) { f(t, opt) })
 	}
 }
 
@@ -146,6 +158,7 @@ func (c linearCase) check(t testing.TB, b *Backend, seed uint64) {
 	}
 	opt := backend.LinearOptions{Epilogue: c.epi}
 	want := make([][]float64, c.tokens)
+	rounded, largest := b.precision == BF16 && c.dtype == backend.BF16, 0.0
 	var weight []float32
 	if c.norm {
 		w := randomTensor(rng, backend.F32, c.inputs)
@@ -171,6 +184,12 @@ func (c linearCase) check(t testing.TB, b *Backend, seed uint64) {
 				y[i] *= inv * (float64(weight[i]) + float64(opt.Norm.Offset))
 			}
 		}
+		if rounded {
+			for i, v := range y {
+				y[i] = float64(backend.DecodeBF16(backend.EncodeBF16(float32(v))))
+				largest = max(largest, math.Abs(y[i]))
+			}
+		}
 		product := func(o int) (s float64) {
 			for i, v := range rows[o] {
 				s += float64(v) * y[i]
@@ -194,6 +213,9 @@ func (c linearCase) check(t testing.TB, b *Backend, seed uint64) {
 	tolerance := 1e-5 * math.Sqrt(float64(c.inputs))
 	if c.norm {
 		tolerance *= 3
+		if rounded { // a few of the inputs next to a rounding boundary fall to the other side
+			tolerance += 4 * largest * 0x1p-8
+		}
 	}
 	for tok := range c.tokens {
 		for o, w := range want[tok] {
@@ -220,8 +242,10 @@ var epilogues = []struct {
 // TestLinearTails meets every tail of outputs, inputs and tokens, with
 // every type, form, epilogue and norm, against float64.
 func TestLinearTails(t *testing.T) {
-	forEachISA(t, func(t *testing.T, isa ISA) {
-		b := newBackend(t, Options{Threads: 3, ISA: isa})
+	forEachSetting(t, func(t *testing.T, opt Options) {
+		isa := opt.ISA
+		opt.Threads = 3
+		b := newBackend(t, opt)
 		seed := uint64(0)
 		run := func(outputs, inputs, tokens int) {
 			seed++
@@ -267,8 +291,9 @@ func TestLinearTails(t *testing.T) {
 func TestLinearBatchInvariance(t *testing.T) {
 	const inputs, outputs, most = 2*blockPairs + 6, 75, 40
 	type key struct {
-		dtype backend.DType
-		epi   backend.Epilogue
+		dtype     backend.DType
+		precision Precision
+		epi       backend.Epilogue
 	}
 	alone := map[key][][]uint32{} // by token, from the first backend
 	rng := rand.New(rand.NewPCG(7, 7))
@@ -278,9 +303,11 @@ func TestLinearBatchInvariance(t *testing.T) {
 	for _, d := range []backend.DType{backend.F32, backend.BF16} {
 		weights[d] = [2]*tensor{randomTensor(rng, d, outputs, inputs), randomTensor(rng, d, outputs, inputs)}
 	}
-	for _, isa := range Supported() {
+	for _, setting := range settings() {
+		isa := setting.ISA
 		for _, threads := range []int{1, 2, 5} {
-			b := newBackend(t, Options{Threads: threads, ISA: isa})
+			setting.Threads = threads
+			b := newBackend(t, setting)
 			v, err := b.NewVector(weight)
 			require.NoError(t, err)
 			src, dst := newBuffer(t, b, most, inputs), newBuffer(t, b, most, outputs)
@@ -293,7 +320,7 @@ func TestLinearBatchInvariance(t *testing.T) {
 						m = newMatrix(t, b, e.form, w[0])
 					}
 					opt := backend.LinearOptions{Epilogue: e.epi, Norm: &backend.Norm{Weight: v, Eps: 1e-6, Offset: 1}}
-					k := key{d, e.epi}
+					k := key{d, setting.Precision, e.epi}
 					if alone[k] == nil {
 						for tok := range most {
 							copy(src.x, xs[tok*inputs:][:inputs])
@@ -310,7 +337,7 @@ func TestLinearBatchInvariance(t *testing.T) {
 						copy(dst.x, residuals)
 						b.Linear(dst, src, n, m, opt)
 						for tok := range n {
-							require.Equal(t, alone[k][tok], bits(dst.row(tok)), "%v threads=%d %v epilogue=%d: token %d of %d", isa, threads, d, e.epi, tok, n)
+							require.Equal(t, alone[k][tok], bits(dst.row(tok)), "%+v %v epilogue=%d: token %d of %d", setting, d, e.epi, tok, n)
 						}
 					}
 				}
@@ -329,8 +356,9 @@ func bits(x []float32) []uint32 {
 
 // TestLinearAllocatesNothing covers both ways of packing.
 func TestLinearAllocatesNothing(t *testing.T) {
-	forEachISA(t, func(t *testing.T, isa ISA) {
-		b := newBackend(t, Options{Threads: 2, ISA: isa})
+	forEachSetting(t, func(t *testing.T, opt Options) {
+		opt.Threads = 2
+		b := newBackend(t, opt)
 		rng := rand.New(rand.NewPCG(1, 1))
 		w := randomTensor(rng, backend.BF16, 64, 1024)
 		m, g := newMatrix(t, b, backend.Stacked, w), newMatrix(t, b, backend.GateUp, w, w)

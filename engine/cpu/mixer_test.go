@@ -16,24 +16,29 @@ import (
 // TestConformance runs the suite in every instruction set, and with several
 // workers, who share units of work in other ways.
 func TestConformance(t *testing.T) {
-	run := func(isa ISA, threads, stride int) {
-		t.Run(fmt.Sprintf("%v/threads=%d", isa, threads), func(t *testing.T) {
+	run := func(opt Options, threads, stride int) {
+		opt.Threads = threads
+		promise := backendtest.Options{Stride: stride}
+		if opt.Precision == BF16 {
+			promise.LinearTolerance = 0x1p-7 // a place of an input
+		}
+		t.Run(fmt.Sprintf("%v-%v/threads=%d", opt.ISA, opt.Precision, threads), func(t *testing.T) {
 			backendtest.RunWith(t, func(t testing.TB) backend.Backend {
-				b, err := New(Options{ISA: isa, Threads: threads})
+				b, err := New(opt)
 				require.NoError(t, err)
 				return b
-			}, backendtest.Options{Stride: stride})
+			}, promise)
 		})
 	}
-	for _, isa := range Supported() {
+	for _, opt := range settings() {
 		stride := 5
-		if isa == Generic {
+		if opt.ISA == Generic {
 			stride = 16
 		}
-		run(isa, 1, stride)
+		run(opt, 1, stride)
 	}
-	run(Auto, 2, 12)
-	run(Auto, 5, 60)
+	run(Options{Precision: F32}, 2, 12)
+	run(Options{Precision: F32}, 5, 60)
 }
 
 // TestMixerKernelsAreGeneric holds all instruction sets to the bits of the

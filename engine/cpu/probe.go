@@ -13,6 +13,7 @@ type probeTask struct {
 	b      *Backend
 	memory []byte // to stream through; nil to multiply
 	touch  bool   // write the memory instead, so that it is there
+	dots   bool   // multiply pairs of bf16
 	rounds int
 	sink   []uint32
 }
@@ -67,21 +68,40 @@ func (b *Backend) measureBandwidth(bytes int) (float64, error) {
 	return float64(bytes/probeBytes*probeBytes) / best.Seconds(), mem.close()
 }
 
-// MeasurePeakFLOPs keeps the multipliers of all workers busy from registers, and
-// returns the best of several runs in operations a second: a fused
-// multiply-add counts as two. The backend must be idle.
+// MeasurePeakFLOPs keeps the multipliers of all workers busy from registers, in
+// the precision that Linear multiplies bf16 weights in, and returns the best of
+// several runs in operations a second: a fused multiply-add counts as two. The
+// backend must be idle.
 func (b *Backend) MeasurePeakFLOPs() (perSecond float64, err error) {
-	rounds := probeRounds
-	if b.isa == Generic {
-		rounds /= 16
-	}
-	return b.measurePeak(rounds), nil
+	return b.measurePeak(b.peakRounds(), b.precision), nil
 }
 
-func (b *Backend) measurePeak(rounds int) float64 {
+// MeasureF32PeakFLOPs is MeasurePeakFLOPs with float32 products, which all ops
+// but Linear do.
+func (b *Backend) MeasureF32PeakFLOPs() (perSecond float64, err error) {
+	return b.measurePeak(b.peakRounds(), F32), nil
+}
+
+func (b *Backend) peakRounds() int {
+	if b.isa == Generic {
+		return probeRounds / 16
+	}
+	return probeRounds
+}
+
+func (b *Backend) measurePeak(rounds int, p Precision) float64 {
 	t := b.newProbe()
-	t.rounds = rounds
-	return float64(2*multiplyChains*b.kernels.lanes*rounds*b.pool.workers) / b.best(t).Seconds()
+	t.rounds, t.dots = rounds, p == BF16
+	return float64(b.flopsPerRound(p)*rounds*b.pool.workers) / b.best(t).Seconds()
+}
+
+// flopsPerRound is what one worker does in a round of the probe.
+func (b *Backend) flopsPerRound(p Precision) int {
+	flops := 2 * multiplyChains * b.kernels.lanes
+	if p == BF16 {
+		flops *= 2
+	}
+	return flops
 }
 
 func (b *Backend) newProbe() *probeTask {
@@ -108,7 +128,11 @@ func (b *Backend) best(t *probeTask) time.Duration {
 func (t *probeTask) work(worker int) {
 	sink := &t.sink[worker*lineBytes/4]
 	if t.memory == nil {
-		*sink += uint32(t.b.kernels.multiply(t.rounds))
+		multiply := t.b.kernels.multiply
+		if t.dots {
+			multiply = t.b.kernels.multiplyDots
+		}
+		*sink += uint32(multiply(t.rounds))
 		return
 	}
 	lo, hi := t.b.pool.part(worker, len(t.memory)/probeBytes)

@@ -5,7 +5,7 @@
 // times; a step's is the sum over its ops, which run one after another, so that
 // memory rests while one of them computes.
 //
-//	roofline [-checkpoint DIR|random:NAME] [-rows 1,8] [-context N] [-prefill N] [-threads N]
+//	roofline [-checkpoint DIR|random:NAME] [-rows 1,8] [-context N] [-prefill N] [-threads N] [-precision auto|f32|bf16]
 //	roofline -targets
 //
 // Ops are timed inside the real step, so that their sum and the step are of one
@@ -49,6 +49,7 @@ func run(ctx context.Context, args []string, out, status io.Writer, probe func(*
 	context := fs.Int("context", 64, "positions before the measured decode steps")
 	prefill := fs.String("prefill", "", "prompt tokens of each further table, `N,...`")
 	fs.IntVar(&opt.threads, "threads", 0, "workers; 0 is one for each core")
+	precision := fs.String("precision", "auto", "what linears with bf16 weights multiply in, `auto|f32|bf16`")
 	fs.IntVar(&opt.rounds, "rounds", 5, "interleaved rounds")
 	fs.IntVar(&opt.steps, "steps", 8, "decode steps of each workload in a round")
 	targets := fs.Bool("targets", false, "measure the engine's targets in one run, instead of -rows and -prefill")
@@ -64,6 +65,10 @@ func run(ctx context.Context, args []string, out, status io.Writer, probe func(*
 	}
 	if opt.rounds < 1 || opt.steps < 1 || *context < 1 {
 		return fmt.Errorf("-rounds %d, -steps %d, -context %d: want at least 1 each", opt.rounds, opt.steps, *context)
+	}
+	var err error
+	if opt.precision, err = cpu.ParsePrecision(*precision); err != nil {
+		return fmt.Errorf("-precision: %w", err)
 	}
 	workloads, err := parseWorkloads(*rows, *prefill, *context)
 	if *targets {

@@ -39,7 +39,8 @@ func (w workload) keys() string {
 // round is what a workload did in one round: medians over its steps.
 type round struct {
 	machine machine
-	least   work    // of a step
+	bytes   float64 // that a step moves at least
+	flops   float64 // that it does
 	seconds float64 // of a step
 	ops     []opRound
 	pauses  float64 // per step
@@ -52,6 +53,15 @@ func (r *round) floor() (seconds float64) {
 		seconds += o.work.floor(r.machine)
 	}
 	return seconds
+}
+
+// least is the work of a step.
+func (r *round) least() (w work) {
+	for _, o := range r.ops {
+		w.add(o.work)
+	}
+	w.bytes = r.bytes
+	return w
 }
 
 // opRound is one op's share of a step: all its calls.
@@ -78,6 +88,7 @@ type stand struct {
 type options struct {
 	checkpoint string
 	threads    int
+	precision  cpu.Precision
 	rounds     int
 	steps      int // of each decode workload in a round
 	probe      func(*cpu.Backend) (machine, error)
@@ -97,7 +108,7 @@ func open(opt options, workloads []workload) (_ *stand, err error) {
 	if s.ck, err = model.Open(opt.checkpoint); err != nil {
 		return s, err
 	}
-	if s.cpu, err = cpu.New(cpu.Options{Threads: opt.threads}); err != nil {
+	if s.cpu, err = cpu.New(cpu.Options{Threads: opt.threads, Precision: opt.precision}); err != nil {
 		return s, err
 	}
 	s.meter = newMeter(s.cpu, s.ck.DType())
@@ -272,13 +283,13 @@ func (s *stand) round(ctx context.Context, w workload, steps int) (r round, err 
 	r.mallocs = float64(after.Mallocs-before.Mallocs) / float64(steps)
 
 	r.seconds = median(total)
-	r.least = s.stepWork(w, context/steps)
+	r.bytes, r.flops = s.stepCost(w, context/steps)
 	for i := range ops[0] {
 		each := make([]float64, steps)
 		o := opRound{calls: ops[0][i].calls}
 		for k := range ops {
 			each[k] = ops[k][i].elapsed.Seconds()
-			o.work.add(work{ops[k][i].work.bytes / float64(steps), ops[k][i].work.flops / float64(steps)})
+			o.work.add(ops[k][i].work.over(float64(steps)))
 		}
 		o.seconds = median(each)
 		r.ops = append(r.ops, o)
@@ -286,15 +297,15 @@ func (s *stand) round(ctx context.Context, w workload, steps int) (r round, err 
 	return r, nil
 }
 
-// stepWork is the least work of a step after which rows hold context positions.
-func (s *stand) stepWork(w workload, context int) work {
+// stepCost is the least work of a step after which rows hold context positions.
+func (s *stand) stepCost(w workload, context int) (bytes, flops float64) {
 	rows := make([]model.CostRow, w.rows)
 	for i := range rows {
 		rows[i] = model.CostRow{Tokens: w.tokens, Context: context, Sample: true}
 	}
 	element := s.ck.DType().Size()
 	c := s.ck.Config.StepCost(rows, model.ElementBytes{Weight: element, KV: element, Recurrent: 4, Conv: 4})
-	return work{float64(c.Bytes()), float64(c.FLOPs)}
+	return float64(c.Bytes()), float64(c.FLOPs)
 }
 
 // probeMachine measures bandwidth and peak with the backend's own workers.
@@ -302,7 +313,10 @@ func probeMachine(b *cpu.Backend) (m machine, err error) {
 	if m.bandwidth, err = b.MeasureReadBandwidth(); err != nil {
 		return m, err
 	}
-	m.peak, err = b.MeasurePeakFLOPs()
+	if m.products, err = b.MeasurePeakFLOPs(); err != nil {
+		return m, err
+	}
+	m.peak, err = b.MeasureF32PeakFLOPs()
 	return m, err
 }
 

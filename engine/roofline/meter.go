@@ -9,16 +9,25 @@ import (
 )
 
 // work is what an op has to do at least: bytes that move between memory and
-// the cores, and arithmetic, a multiply-add being two.
-type work struct{ bytes, flops float64 }
+// the cores, arithmetic in float32, and that of linears, which may be in another
+// precision; a multiply-add is two.
+type work struct{ bytes, flops, products float64 }
 
-func (w *work) add(v work) { w.bytes, w.flops = w.bytes+v.bytes, w.flops+v.flops }
+func (w *work) add(v work) {
+	w.bytes, w.flops, w.products = w.bytes+v.bytes, w.flops+v.flops, w.products+v.products
+}
+
+func (w work) over(n float64) work { return work{w.bytes / n, w.flops / n, w.products / n} }
+
+// arithmetic is the least time of the arithmetic, in seconds.
+func (w work) arithmetic(m machine) float64 { return w.flops/m.peak + w.products/m.products }
 
 // floor is the least time of some work, in seconds.
-func (w work) floor(m machine) float64 { return max(w.bytes/m.bandwidth, w.flops/m.peak) }
+func (w work) floor(m machine) float64 { return max(w.bytes/m.bandwidth, w.arithmetic(m)) }
 
-// machine is what was measured of it: bytes/s and operations/s.
-type machine struct{ bandwidth, peak float64 }
+// machine is what was measured of it: bytes/s, and operations/s of float32 and
+// of a linear's products.
+type machine struct{ bandwidth, peak, products float64 }
 
 // op is one kind of op of a model: the layers share it.
 type op struct {
@@ -155,7 +164,7 @@ func (m *meter) Linear(dst, src backend.Buffer, n int, w backend.Matrix, opt bac
 	if opt.Epilogue == backend.SwiGLU {
 		rows *= 2
 	}
-	least := work{bytes: float64(w.Bytes()), flops: 2 * float64(rows) * float64(w.Inputs()) * float64(n)}
+	least := work{bytes: float64(w.Bytes()), products: 2 * float64(rows) * float64(w.Inputs()) * float64(n)}
 	if opt.Norm != nil {
 		least.bytes += m.vector(opt.Norm.Weight)
 	}

@@ -29,8 +29,10 @@ func (s *stand) writeHead(out io.Writer, results [][]round) {
 	}
 	bandwidth := func(r *round) float64 { return r.machine.bandwidth / 1e9 }
 	peak := func(r *round) float64 { return r.machine.peak / 1e9 }
+	products := func(r *round) float64 { return r.machine.products / 1e9 }
 	fmt.Fprintf(out, "%s in %v on %s (%s)\n", s.ck.Name, s.ck.DType(), s.cpu.Describe(), cpuid.CPU.BrandName)
-	fmt.Fprintf(out, "streaming read %s GB/s, multiply-add peak %s GFLOP/s, measured in every round\n", spread(all, bandwidth), spread(all, peak))
+	fmt.Fprintf(out, "streaming read %s GB/s, multiply-add peak %s GFLOP/s, of linears %s, measured in every round\n",
+		spread(all, bandwidth), spread(all, peak), spread(all, products))
 	fmt.Fprintln(out, "floor of an op: its bytes at that bandwidth or its arithmetic at that peak, whichever takes longer; of a step: the sum over its ops, which run one after another")
 	if l3 := cpuid.CPU.Cache.L3; l3 > 0 && s.meter.weights < 4*l3 {
 		fmt.Fprintf(out, "note: %.0f MB of weights and a last-level cache of %.0f MB: part of them may come from the cache, and shares exceed 100 %%\n",
@@ -65,14 +67,14 @@ func (s *stand) writeTable(out io.Writer, w workload, rounds []round) {
 		}
 		if m := rounds[0].machine; calls == 0 {
 			bound = "each op"
-		} else if least.flops/m.peak > least.bytes/m.bandwidth {
+		} else if least.arithmetic(m) > least.bytes/m.bandwidth {
 			bound = "arithmetic"
 		}
 		if part = fmt.Sprintf("%.1f %%", 100*share); least == (work{}) {
 			part, bound = "–", "–"
 		}
 		fmt.Fprintf(t, "%s\t%s\t%.2f\t%.1f\t%s\t%.3f\t%.3f\t%.1f %%\t%s\t\n",
-			pad(name), number, least.bytes/1e6, least.flops/1e6, bound, 1e3*floor, 1e3*seconds, 100*seconds/step, part)
+			pad(name), number, least.bytes/1e6, (least.flops+least.products)/1e6, bound, 1e3*floor, 1e3*seconds, 100*seconds/step, part)
 	}
 	for _, i := range order {
 		line(s.meter.ops[i].name, rounds[0].opAt(i).calls, func(r *round) (work, float64, float64) {
@@ -94,7 +96,7 @@ func (s *stand) writeTable(out io.Writer, w workload, rounds []round) {
 		}
 		return work{}, 0, seconds
 	})
-	line("step", 0, func(r *round) (work, float64, float64) { return r.least, r.floor(), r.seconds })
+	line("step", 0, func(r *round) (work, float64, float64) { return r.least(), r.floor(), r.seconds })
 	t.Flush()
 	tokens := float64(w.rows * w.tokens)
 	fmt.Fprintf(out, "%.1f tok/s; per step %.2f allocations, %.1f pauses of a thread\n",
@@ -133,7 +135,7 @@ func (s *stand) writeBench(out io.Writer, workloads []workload, results [][]roun
 	name := strings.NewReplacer("/", "_", "=", "_", " ", "_").Replace(s.ck.Name)
 	line := func(kind, keys string, w work, floor, seconds float64) {
 		fmt.Fprintf(out, "Benchmark%s/model=%s/%s-%d 1 %.0f ns/op %.6g GB/s %.6g GFLOP/s", kind, name, keys, runtime.GOMAXPROCS(0),
-			1e9*seconds, w.bytes/seconds/1e9, w.flops/seconds/1e9)
+			1e9*seconds, w.bytes/seconds/1e9, (w.flops+w.products)/seconds/1e9)
 		if w != (work{}) {
 			fmt.Fprintf(out, " %.6g of-floor", floor/seconds)
 		}
@@ -146,7 +148,7 @@ func (s *stand) writeBench(out io.Writer, workloads []workload, results [][]roun
 					line("Op", "op="+s.meter.ops[k].name+"/"+w.keys(), o.work, o.work.floor(r.machine), o.seconds)
 				}
 			}
-			line("Step", w.keys(), r.least, r.floor(), r.seconds)
+			line("Step", w.keys(), r.least(), r.floor(), r.seconds)
 		}
 	}
 }

@@ -15,7 +15,9 @@ import (
 )
 
 // fixed is a machine of round numbers: nothing has to be measured.
-func fixed(*cpu.Backend) (machine, error) { return machine{bandwidth: 1e9, peak: 1e10}, nil }
+func fixed(*cpu.Backend) (machine, error) {
+	return machine{bandwidth: 1e9, peak: 1e10, products: 2e10}, nil
+}
 
 func measureTiny(t *testing.T, checkpoint string, workloads []workload) (*stand, [][]round) {
 	t.Helper()
@@ -47,8 +49,8 @@ func TestOpsAddUp(t *testing.T) {
 						sum.add(o.work)
 					}
 				}
-				require.InEpsilon(t, r.least.bytes, sum.bytes, 1e-9, "%s, %v", checkpoint, w)
-				require.InEpsilon(t, r.least.flops, sum.flops, 1e-9, "%s, %v", checkpoint, w)
+				require.InEpsilon(t, r.bytes, sum.bytes, 1e-9, "%s, %v", checkpoint, w)
+				require.InEpsilon(t, r.flops, sum.flops+sum.products, 1e-9, "%s, %v", checkpoint, w)
 				require.Positive(t, seconds)
 			}
 		}
@@ -71,9 +73,10 @@ func TestOpsAreToldApart(t *testing.T) {
 
 // TestFloor: the slower of memory and arithmetic, op after op.
 func TestFloor(t *testing.T) {
-	m := machine{bandwidth: 100, peak: 1000}
+	m := machine{bandwidth: 100, peak: 1000, products: 2000}
 	require.Equal(t, 2.0, work{bytes: 200, flops: 1000}.floor(m))
 	require.Equal(t, 3.0, work{bytes: 200, flops: 3000}.floor(m))
+	require.Equal(t, 4.0, work{bytes: 200, flops: 3000, products: 2000}.floor(m))
 	r := round{machine: m, ops: []opRound{{work: work{bytes: 200, flops: 1000}}, {work: work{bytes: 200, flops: 3000}}}}
 	require.Equal(t, 5.0, r.floor(), "one op after another")
 }
@@ -85,7 +88,7 @@ func TestTargets(t *testing.T) {
 	for i, w := range workloads[:4] {
 		for k := range results[i] {
 			r := &results[i][k]
-			r.machine = machine{bandwidth: 1, peak: 1e-6 * float64(w.rows)}
+			r.machine = machine{bandwidth: 1, peak: 1e-6 * float64(w.rows), products: 1}
 			for i := range r.ops {
 				r.ops[i].work = work{}
 			}

@@ -57,7 +57,7 @@ func (s *stand) targets(workloads []workload, results [][]round) []target {
 			target{what: fmt.Sprintf("decode of %d rows, speed-up (AVX2, two free cores)", n), value: median(ratio), unit: "×", want: []float64{1.9, 3.5, 4.6}[k]})
 	}
 	list = append(list, target{what: fmt.Sprintf("prefill of %d tokens, of peak", workloads[4].tokens), want: 0.75,
-		value: over(prefill, func(r *round) float64 { return r.least.flops / r.machine.peak / r.seconds })})
+		value: over(prefill, func(r *round) float64 { return r.least().arithmetic(r.machine) / r.seconds })})
 	ofBandwidth := func(rounds []round, op int) float64 {
 		return over(rounds, func(r *round) float64 { o := r.opAt(op); return o.work.bytes / r.machine.bandwidth / o.seconds })
 	}

@@ -28,6 +28,7 @@ import (
 // value is the strictest.
 type Options struct {
 	Tolerance       float64 // relative to the size of the terms of a result; default 1e-5
+	LinearTolerance float64 // of Linear; default Tolerance, or PromptTolerance
 	PromptTolerance float64 // of rows that are part of a prompt; default Tolerance
 	DeltaTolerance  float64 // of prompt rows in the gated delta rule; default PromptTolerance
 	DeltaBlock      int     // prompt chunks of its multiples yield the same bits of the gated delta rule, others are within the tolerance; default 1
@@ -112,7 +113,11 @@ func (h *harness) sweep(first, last int, f func(i int)) {
 	}
 }
 
-func (h *harness) tolerance(prompt bool) float64 {
+// linearTolerance is for what Linear yields.
+func (h *harness) linearTolerance(prompt bool) float64 {
+	if h.opt.LinearTolerance > 0 {
+		return h.opt.LinearTolerance
+	}
 	if prompt {
 		return h.opt.PromptTolerance
 	}

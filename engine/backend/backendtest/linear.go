@@ -124,7 +124,7 @@ func (h *harness) linear(c linearCase) {
 	got := h.apply(c, &w, x, before, step)
 	for _, r := range step.Rows {
 		for t := r.First; t < r.First+r.Count; t++ {
-			h.near(fmt.Sprintf("%v, token %d", c, t), got[t], w.ideal(c, x[t], before[t]), h.tolerance(r.Prompt))
+			h.near(fmt.Sprintf("%v, token %d", c, t), got[t], w.ideal(c, x[t], before[t]), h.linearTolerance(r.Prompt))
 		}
 	}
 }
@@ -205,7 +205,7 @@ func testLinearEdges(h *harness) {
 					require.True(h, got[t][0] != got[t][0], "%v: a NaN in the input is hidden", c)
 					continue
 				}
-				h.near(fmt.Sprintf("%v, token %d beside a NaN", c, t), got[t], w.ideal(c, x[t], before[t]), h.tolerance(r.Prompt))
+				h.near(fmt.Sprintf("%v, token %d beside a NaN", c, t), got[t], w.ideal(c, x[t], before[t]), h.linearTolerance(r.Prompt))
 			}
 		}
 	})

@@ -1,0 +1,137 @@
+package cpu
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+)
+
+// anyFloat draws every kind of float32, bit pattern by bit pattern.
+func anyFloat(rng *rand.Rand) float32 {
+	switch rng.IntN(8) {
+	case 0:
+		return math.Float32frombits(rng.Uint32())
+	case 1:
+		return math.Float32frombits(rng.Uint32() & 0x807fffff) // subnormal
+	case 2:
+		return float32(math.Inf(1 - 2*rng.IntN(2)))
+	case 3: // next to the middle between two bf16
+		return math.Float32frombits(rng.Uint32()&0xbfff0000 | 0x8000 + uint32(rng.IntN(3)) - 1)
+	}
+	return float32(rng.NormFloat64() * math.Exp2(float64(rng.IntN(80)-40)))
+}
+
+// dotSets are the sets with dot kernels of their own.
+func dotSets() (list []*kernels) {
+	for _, isa := range Supported()[1:] {
+		if k := kernelsFor(isa); k.dots[0] != nil {
+			list = append(list, k)
+		}
+	}
+	return list
+}
+
+// TestRoundIsGeneric compares bits, at every length, with guards.
+func TestRoundIsGeneric(t *testing.T) {
+	const seed = 3
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for _, k := range dotSets() {
+		for n := 1; n <= 70; n++ {
+			for range 20 {
+				x, w := newGuarded(n), randomGuarded(rng, n, 3)
+				for i := range x.x {
+					x.x[i] = anyFloat(rng)
+				}
+				for name, op := range map[string]func(k *kernels, dst guarded){
+					"round":      func(k *kernels, dst guarded) { k.round(dst.first(), x.first(), n) },
+					"scaleRound": func(k *kernels, dst guarded) { k.scaleRound(dst.first(), x.first(), w.first(), n, 0.3, 1) },
+				} {
+					want, got := newGuarded((n+1)/2), newGuarded((n+1)/2)
+					op(generic, want)
+					op(k, got)
+					for i, u := range bits(want.x) {
+						v := bits(got.x)[i]
+						for _, shift := range []int{0, 16} {
+							a, b := u>>shift&0xffff, v>>shift&0xffff
+							nan := a&0x7fff > 0x7f80 && b&0x7fff > 0x7f80
+							require.True(t, a == b || nan, "%s of %d: pair %d is %x, want %x", name, n, i, v, u)
+						}
+					}
+					require.True(t, got.intact(), "%s %d wrote past its end", name, n)
+				}
+			}
+		}
+	}
+}
+
+// TestDotsAreGeneric compares bits for every number of rows and pairs, with
+// values of every kind.
+func TestDotsAreGeneric(t *testing.T) {
+	const seed = 4
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for _, k := range dotSets() {
+		for rows := 1; rows <= maxTileRows; rows++ {
+			for pairs := 1; pairs <= 40; pairs++ {
+				stride := pairs + rng.IntN(5)
+				x, w := make([]uint32, rows*stride), make([]uint32, pairs*panelOutputs)
+				draw := func() uint32 {
+					if pairs%2 == 0 { // so that sums stay finite
+						return math.Float32bits(rng.Float32()-0.5)&0xffff0000 | math.Float32bits(rng.Float32()-0.5)>>16
+					}
+					return math.Float32bits(anyFloat(rng))&0xffff0000 | math.Float32bits(anyFloat(rng))>>16
+				}
+				for i := range x {
+					x[i] = draw()
+				}
+				for i := range w {
+					w[i] = draw()
+				}
+				want := randomGuarded(rng, rows*panelOutputs, 1)
+				want.x[0] = 1e-39
+				got := want.copy()
+				run := func(k *kernels, acc guarded) {
+					k.dots[rows-1](acc.first(), (*byte)(unsafe.Pointer(&w[0])), (*float32)(unsafe.Pointer(&x[0])), 4*stride, pairs, 0, uintptr(unsafe.Pointer(&w[0])), 0)
+				}
+				run(generic, want)
+				run(k, got)
+				for i, v := range got.x {
+					u := want.x[i]
+					require.True(t, math.Float32bits(u) == math.Float32bits(v) || u != u && v != v,
+						"%d rows, %d pairs: output %d is %v, want %v", rows, pairs, i, v, u)
+				}
+				require.True(t, got.intact())
+			}
+		}
+	}
+}
+
+// TestPrecision: auto is the fastest that is there, and what is not there is refused.
+func TestPrecision(t *testing.T) {
+	for _, isa := range Supported() {
+		got, err := AutoPrecision.resolve(isa)
+		require.NoError(t, err)
+		want := F32
+		if isa != Generic && kernelsFor(isa).dots[0] != nil {
+			want = BF16
+		}
+		require.Equal(t, want, got, isa)
+		if kernelsFor(isa).dots[0] == nil {
+			_, err := New(Options{ISA: isa, Precision: BF16})
+			require.ErrorIs(t, err, ErrPrecision)
+		}
+	}
+	_, err := New(Options{Precision: BF16 + 1})
+	require.ErrorContains(t, err, "does not exist")
+	_, err = ParsePrecision("int8")
+	require.ErrorContains(t, err, "auto, f32 or bf16")
+	for p := AutoPrecision; p <= BF16; p++ {
+		got, err := ParsePrecision(p.String())
+		require.NoError(t, err)
+		require.Equal(t, p, got)
+	}
+}

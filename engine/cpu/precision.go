@@ -1,0 +1,63 @@
+package cpu
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Precision is what Linear multiplies in where the weights are bf16. Sums are
+// float32 always.
+type Precision uint8
+
+const (
+	// AutoPrecision is BF16 where the CPU has an instruction for it, else F32.
+	AutoPrecision Precision = iota
+	// F32 widens weights and multiplies float32 inputs.
+	F32
+	// BF16 rounds inputs to bf16, after their norm, and adds exact products, as
+	// PyTorch and llama.cpp do with bf16 weights. It does twice the arithmetic of
+	// F32 in the same time, and needs no widening.
+	BF16
+)
+
+func (p Precision) String() string {
+	switch p {
+	case AutoPrecision:
+		return "auto"
+	case F32:
+		return "f32"
+	case BF16:
+		return "bf16"
+	}
+	return "invalid"
+}
+
+// ParsePrecision reads what String writes.
+func ParsePrecision(s string) (Precision, error) {
+	for p := AutoPrecision; p <= BF16; p++ {
+		if s == p.String() {
+			return p, nil
+		}
+	}
+	return 0, fmt.Errorf("precision %q: want auto, f32 or bf16", s)
+}
+
+// ErrPrecision says that the CPU or the build cannot do what was asked for.
+var ErrPrecision = errors.New("precision not available")
+
+// resolve answers for one instruction set. Generic code can do all, for tests,
+// and bf16 only when asked.
+func (p Precision) resolve(isa ISA) (Precision, error) {
+	dots := kernelsFor(isa).dots[0] != nil
+	switch {
+	case p > BF16:
+		return 0, fmt.Errorf("cpu: precision %d does not exist", p)
+	case p == AutoPrecision && dots && isa != Generic:
+		return BF16, nil
+	case p == AutoPrecision:
+		return F32, nil
+	case p == BF16 && !dots:
+		return 0, fmt.Errorf("cpu: bf16 products with %v: %w: this needs a CPU with AVX512_BF16 and a build with assembly; f32 works everywhere", isa, ErrPrecision)
+	}
+	return p, nil
+}
