@@ -47,22 +47,28 @@ func (t *linearTask) roundRows(x []float32, lo, hi int) {
 // added first, each sum is rounded, and what is subnormal is zero.
 func dotsGeneric() (t [maxTileRows]dotKernel) {
 	for i := range t {
-		t[i] = func(acc *float32, w *byte, x *float32, stride, pairs, _ int, _ uintptr, _ int) {
-			ws := unsafe.Slice((*[panelOutputs]uint32)(unsafe.Pointer(w)), pairs)
-			for r := range i + 1 {
-				a := (*[panelOutputs]float32)(unsafe.Add(unsafe.Pointer(acc), r*panelOutputs*4))
-				xs := unsafe.Slice((*uint32)(unsafe.Add(unsafe.Pointer(x), r*stride)), pairs)
-				for i := range ws {
-					x0, x1 := flush(math.Float32frombits(xs[i]<<16)), flush(math.Float32frombits(xs[i]&0xffff0000))
-					for o, pair := range &ws[i] {
-						w0, w1 := flush(math.Float32frombits(pair<<16)), flush(math.Float32frombits(pair&0xffff0000))
-						a[o] = flush(fma(x0, w0, flush(fma(x1, w1, flush(a[o])))))
-					}
+		rows := i + 1
+		t[i] = func(acc *float32, w *byte, x *float32, stride, pairs, panels, _ int, _ uintptr, _ int) {
+			for p := range panels {
+				ws := unsafe.Slice((*[panelOutputs]uint32)(unsafe.Add(unsafe.Pointer(w), p*pairs*pairBytes)), pairs)
+				for r := range rows {
+					a := (*[panelOutputs]float32)(unsafe.Add(unsafe.Pointer(acc), (p*rows+r)*panelOutputs*4))
+					dotGenericRow(a, ws, unsafe.Slice((*uint32)(unsafe.Add(unsafe.Pointer(x), r*stride)), pairs))
 				}
 			}
 		}
 	}
 	return t
+}
+
+func dotGenericRow(acc *[panelOutputs]float32, w [][panelOutputs]uint32, x []uint32) {
+	for i := range w {
+		x0, x1 := flush(math.Float32frombits(x[i]<<16)), flush(math.Float32frombits(x[i]&0xffff0000))
+		for o, pair := range &w[i] {
+			w0, w1 := flush(math.Float32frombits(pair<<16)), flush(math.Float32frombits(pair&0xffff0000))
+			acc[o] = flush(fma(x0, w0, flush(fma(x1, w1, flush(acc[o])))))
+		}
+	}
 }
 
 // flush makes subnormal numbers zero.

@@ -5,40 +5,40 @@
 package cpu
 
 //go:noescape
-func tileDotsRows1(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+func tileDotsRows1(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows2(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+func tileDotsRows2(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows3(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+func tileDotsRows3(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows4(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+func tileDotsRows4(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows5(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+func tileDotsRows5(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows6(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+func tileDotsRows6(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows7(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+func tileDotsRows7(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows8(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+func tileDotsRows8(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows9(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+func tileDotsRows9(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows10(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+func tileDotsRows10(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows11(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+func tileDotsRows11(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows12(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+func tileDotsRows12(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
 func roundDots(dst *float32, x *float32, n int)

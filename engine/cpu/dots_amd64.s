@@ -4,19 +4,22 @@
 
 #include "textflag.h"
 
-// func tileDotsRows1(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+// func tileDotsRows1(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows1(SB), NOSPLIT, $0-64
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    stride+24(FP), R9
-	MOVQ    pairs+32(FP), BX
-	MOVQ    near+40(FP), SI
-	MOVQ    next+48(FP), DI
-	MOVQ    step+56(FP), R8
+TEXT ·tileDotsRows1(SB), NOSPLIT, $0-72
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ stride+24(FP), R9
+	MOVQ panels+40(FP), R12
+	MOVQ near+48(FP), SI
+	MOVQ next+56(FP), DI
+	MOVQ step+64(FP), R8
+
+panel:
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
+	MOVQ    pairs+32(FP), BX
+	MOVQ    x+16(FP), DX
 
 pair:
 	PREFETCHT0   (CX)(SI*1)
@@ -35,27 +38,32 @@ pair:
 	ADDQ         R8, DI
 	DECQ         BX
 	JNZ          pair
-	MOVQ         acc+0(FP), AX
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z1, 64(AX)
+	ADDQ         $0x00000080, AX
+	DECQ         R12
+	JNZ          panel
 	VZEROUPPER
 	RET
 
-// func tileDotsRows2(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+// func tileDotsRows2(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows2(SB), NOSPLIT, $0-64
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    stride+24(FP), R9
-	MOVQ    pairs+32(FP), BX
-	MOVQ    near+40(FP), SI
-	MOVQ    next+48(FP), DI
-	MOVQ    step+56(FP), R8
+TEXT ·tileDotsRows2(SB), NOSPLIT, $0-72
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ stride+24(FP), R9
+	MOVQ panels+40(FP), R12
+	MOVQ near+48(FP), SI
+	MOVQ next+56(FP), DI
+	MOVQ step+64(FP), R8
+
+panel:
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
 	VMOVUPS 192(AX), Z3
+	MOVQ    pairs+32(FP), BX
+	MOVQ    x+16(FP), DX
 
 pair:
 	PREFETCHT0 (CX)(SI*1)
@@ -77,31 +85,36 @@ pair:
 	ADDQ       R8, DI
 	DECQ       BX
 	JNZ        pair
-	MOVQ       acc+0(FP), AX
 	VMOVUPS    Z0, (AX)
 	VMOVUPS    Z1, 64(AX)
 	VMOVUPS    Z2, 128(AX)
 	VMOVUPS    Z3, 192(AX)
+	ADDQ       $0x00000100, AX
+	DECQ       R12
+	JNZ        panel
 	VZEROUPPER
 	RET
 
-// func tileDotsRows3(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+// func tileDotsRows3(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows3(SB), NOSPLIT, $0-64
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    stride+24(FP), R9
-	MOVQ    pairs+32(FP), BX
-	MOVQ    near+40(FP), SI
-	MOVQ    next+48(FP), DI
-	MOVQ    step+56(FP), R8
+TEXT ·tileDotsRows3(SB), NOSPLIT, $0-72
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ stride+24(FP), R9
+	MOVQ panels+40(FP), R12
+	MOVQ near+48(FP), SI
+	MOVQ next+56(FP), DI
+	MOVQ step+64(FP), R8
+
+panel:
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
 	VMOVUPS 192(AX), Z3
 	VMOVUPS 256(AX), Z4
 	VMOVUPS 320(AX), Z5
+	MOVQ    pairs+32(FP), BX
+	MOVQ    x+16(FP), DX
 
 pair:
 	PREFETCHT0 (CX)(SI*1)
@@ -125,27 +138,31 @@ pair:
 	ADDQ       R8, DI
 	DECQ       BX
 	JNZ        pair
-	MOVQ       acc+0(FP), AX
 	VMOVUPS    Z0, (AX)
 	VMOVUPS    Z1, 64(AX)
 	VMOVUPS    Z2, 128(AX)
 	VMOVUPS    Z3, 192(AX)
 	VMOVUPS    Z4, 256(AX)
 	VMOVUPS    Z5, 320(AX)
+	ADDQ       $0x00000180, AX
+	DECQ       R12
+	JNZ        panel
 	VZEROUPPER
 	RET
 
-// func tileDotsRows4(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+// func tileDotsRows4(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows4(SB), NOSPLIT, $0-64
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    stride+24(FP), R9
-	MOVQ    pairs+32(FP), BX
-	MOVQ    near+40(FP), SI
-	MOVQ    next+48(FP), DI
-	MOVQ    step+56(FP), R8
+TEXT ·tileDotsRows4(SB), NOSPLIT, $0-72
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ stride+24(FP), R9
+	MOVQ panels+40(FP), R12
+	MOVQ near+48(FP), SI
+	MOVQ next+56(FP), DI
+	MOVQ step+64(FP), R8
+	LEAQ (R9)(R9*2), R10
+
+panel:
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -154,7 +171,8 @@ TEXT ·tileDotsRows4(SB), NOSPLIT, $0-64
 	VMOVUPS 320(AX), Z5
 	VMOVUPS 384(AX), Z6
 	VMOVUPS 448(AX), Z7
-	LEAQ    (R9)(R9*2), R10
+	MOVQ    pairs+32(FP), BX
+	MOVQ    x+16(FP), DX
 
 pair:
 	PREFETCHT0 (CX)(SI*1)
@@ -180,7 +198,6 @@ pair:
 	ADDQ       R8, DI
 	DECQ       BX
 	JNZ        pair
-	MOVQ       acc+0(FP), AX
 	VMOVUPS    Z0, (AX)
 	VMOVUPS    Z1, 64(AX)
 	VMOVUPS    Z2, 128(AX)
@@ -189,20 +206,25 @@ pair:
 	VMOVUPS    Z5, 320(AX)
 	VMOVUPS    Z6, 384(AX)
 	VMOVUPS    Z7, 448(AX)
+	ADDQ       $0x00000200, AX
+	DECQ       R12
+	JNZ        panel
 	VZEROUPPER
 	RET
 
-// func tileDotsRows5(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+// func tileDotsRows5(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows5(SB), NOSPLIT, $0-64
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    stride+24(FP), R9
-	MOVQ    pairs+32(FP), BX
-	MOVQ    near+40(FP), SI
-	MOVQ    next+48(FP), DI
-	MOVQ    step+56(FP), R8
+TEXT ·tileDotsRows5(SB), NOSPLIT, $0-72
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ stride+24(FP), R9
+	MOVQ panels+40(FP), R12
+	MOVQ near+48(FP), SI
+	MOVQ next+56(FP), DI
+	MOVQ step+64(FP), R8
+	LEAQ (R9)(R9*2), R10
+
+panel:
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -213,7 +235,8 @@ TEXT ·tileDotsRows5(SB), NOSPLIT, $0-64
 	VMOVUPS 448(AX), Z7
 	VMOVUPS 512(AX), Z8
 	VMOVUPS 576(AX), Z9
-	LEAQ    (R9)(R9*2), R10
+	MOVQ    pairs+32(FP), BX
+	MOVQ    x+16(FP), DX
 	LEAQ    (DX)(R9*4), R11
 
 pair:
@@ -247,7 +270,6 @@ pair:
 	ADDQ       R8, DI
 	DECQ       BX
 	JNZ        pair
-	MOVQ       acc+0(FP), AX
 	VMOVUPS    Z0, (AX)
 	VMOVUPS    Z1, 64(AX)
 	VMOVUPS    Z2, 128(AX)
@@ -258,20 +280,25 @@ pair:
 	VMOVUPS    Z7, 448(AX)
 	VMOVUPS    Z8, 512(AX)
 	VMOVUPS    Z9, 576(AX)
+	ADDQ       $0x00000280, AX
+	DECQ       R12
+	JNZ        panel
 	VZEROUPPER
 	RET
 
-// func tileDotsRows6(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+// func tileDotsRows6(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows6(SB), NOSPLIT, $0-64
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    stride+24(FP), R9
-	MOVQ    pairs+32(FP), BX
-	MOVQ    near+40(FP), SI
-	MOVQ    next+48(FP), DI
-	MOVQ    step+56(FP), R8
+TEXT ·tileDotsRows6(SB), NOSPLIT, $0-72
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ stride+24(FP), R9
+	MOVQ panels+40(FP), R12
+	MOVQ near+48(FP), SI
+	MOVQ next+56(FP), DI
+	MOVQ step+64(FP), R8
+	LEAQ (R9)(R9*2), R10
+
+panel:
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -284,7 +311,8 @@ TEXT ·tileDotsRows6(SB), NOSPLIT, $0-64
 	VMOVUPS 576(AX), Z9
 	VMOVUPS 640(AX), Z10
 	VMOVUPS 704(AX), Z11
-	LEAQ    (R9)(R9*2), R10
+	MOVQ    pairs+32(FP), BX
+	MOVQ    x+16(FP), DX
 	LEAQ    (DX)(R9*4), R11
 
 pair:
@@ -320,7 +348,6 @@ pair:
 	ADDQ       R8, DI
 	DECQ       BX
 	JNZ        pair
-	MOVQ       acc+0(FP), AX
 	VMOVUPS    Z0, (AX)
 	VMOVUPS    Z1, 64(AX)
 	VMOVUPS    Z2, 128(AX)
@@ -333,20 +360,25 @@ pair:
 	VMOVUPS    Z9, 576(AX)
 	VMOVUPS    Z10, 640(AX)
 	VMOVUPS    Z11, 704(AX)
+	ADDQ       $0x00000300, AX
+	DECQ       R12
+	JNZ        panel
 	VZEROUPPER
 	RET
 
-// func tileDotsRows7(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+// func tileDotsRows7(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows7(SB), NOSPLIT, $0-64
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    stride+24(FP), R9
-	MOVQ    pairs+32(FP), BX
-	MOVQ    near+40(FP), SI
-	MOVQ    next+48(FP), DI
-	MOVQ    step+56(FP), R8
+TEXT ·tileDotsRows7(SB), NOSPLIT, $0-72
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ stride+24(FP), R9
+	MOVQ panels+40(FP), R12
+	MOVQ near+48(FP), SI
+	MOVQ next+56(FP), DI
+	MOVQ step+64(FP), R8
+	LEAQ (R9)(R9*2), R10
+
+panel:
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -361,7 +393,8 @@ TEXT ·tileDotsRows7(SB), NOSPLIT, $0-64
 	VMOVUPS 704(AX), Z11
 	VMOVUPS 768(AX), Z12
 	VMOVUPS 832(AX), Z13
-	LEAQ    (R9)(R9*2), R10
+	MOVQ    pairs+32(FP), BX
+	MOVQ    x+16(FP), DX
 	LEAQ    (DX)(R9*4), R11
 
 pair:
@@ -399,7 +432,6 @@ pair:
 	ADDQ       R8, DI
 	DECQ       BX
 	JNZ        pair
-	MOVQ       acc+0(FP), AX
 	VMOVUPS    Z0, (AX)
 	VMOVUPS    Z1, 64(AX)
 	VMOVUPS    Z2, 128(AX)
@@ -414,20 +446,25 @@ pair:
 	VMOVUPS    Z11, 704(AX)
 	VMOVUPS    Z12, 768(AX)
 	VMOVUPS    Z13, 832(AX)
+	ADDQ       $0x00000380, AX
+	DECQ       R12
+	JNZ        panel
 	VZEROUPPER
 	RET
 
-// func tileDotsRows8(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+// func tileDotsRows8(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows8(SB), NOSPLIT, $0-64
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    stride+24(FP), R9
-	MOVQ    pairs+32(FP), BX
-	MOVQ    near+40(FP), SI
-	MOVQ    next+48(FP), DI
-	MOVQ    step+56(FP), R8
+TEXT ·tileDotsRows8(SB), NOSPLIT, $0-72
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ stride+24(FP), R9
+	MOVQ panels+40(FP), R12
+	MOVQ near+48(FP), SI
+	MOVQ next+56(FP), DI
+	MOVQ step+64(FP), R8
+	LEAQ (R9)(R9*2), R10
+
+panel:
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -444,7 +481,8 @@ TEXT ·tileDotsRows8(SB), NOSPLIT, $0-64
 	VMOVUPS 832(AX), Z13
 	VMOVUPS 896(AX), Z14
 	VMOVUPS 960(AX), Z15
-	LEAQ    (R9)(R9*2), R10
+	MOVQ    pairs+32(FP), BX
+	MOVQ    x+16(FP), DX
 	LEAQ    (DX)(R9*4), R11
 
 pair:
@@ -484,7 +522,6 @@ pair:
 	ADDQ       R8, DI
 	DECQ       BX
 	JNZ        pair
-	MOVQ       acc+0(FP), AX
 	VMOVUPS    Z0, (AX)
 	VMOVUPS    Z1, 64(AX)
 	VMOVUPS    Z2, 128(AX)
@@ -501,20 +538,25 @@ pair:
 	VMOVUPS    Z13, 832(AX)
 	VMOVUPS    Z14, 896(AX)
 	VMOVUPS    Z15, 960(AX)
+	ADDQ       $0x00000400, AX
+	DECQ       R12
+	JNZ        panel
 	VZEROUPPER
 	RET
 
-// func tileDotsRows9(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+// func tileDotsRows9(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows9(SB), NOSPLIT, $0-64
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    stride+24(FP), R9
-	MOVQ    pairs+32(FP), BX
-	MOVQ    near+40(FP), SI
-	MOVQ    next+48(FP), DI
-	MOVQ    step+56(FP), R8
+TEXT ·tileDotsRows9(SB), NOSPLIT, $0-72
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ stride+24(FP), R9
+	MOVQ panels+40(FP), R12
+	MOVQ near+48(FP), SI
+	MOVQ next+56(FP), DI
+	MOVQ step+64(FP), R8
+	LEAQ (R9)(R9*2), R10
+
+panel:
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -533,9 +575,10 @@ TEXT ·tileDotsRows9(SB), NOSPLIT, $0-64
 	VMOVUPS 960(AX), Z15
 	VMOVUPS 1024(AX), Z16
 	VMOVUPS 1088(AX), Z17
-	LEAQ    (R9)(R9*2), R10
+	MOVQ    pairs+32(FP), BX
+	MOVQ    x+16(FP), DX
 	LEAQ    (DX)(R9*4), R11
-	LEAQ    (R11)(R9*4), AX
+	LEAQ    (R11)(R9*4), R13
 
 pair:
 	PREFETCHT0 (CX)(SI*1)
@@ -568,20 +611,19 @@ pair:
 	QUAD       $0x004b6c5250361262
 	QUAD       $0x00137452503e1262
 	QUAD       $0x00137c5250361262
-	LONG       $0x00000000503ee262
-	WORD       $0x0000000000004052
+	LONG       $0x00000000503ec262
+	WORD       $0x0000000000004552
 	BYTE       $0x0000000000000000
-	LONG       $0x000000005036e262
-	WORD       $0x0000000000004852
+	LONG       $0x000000005036c262
+	WORD       $0x0000000000004d52
 	BYTE       $0x0000000000000000
 	ADDQ       $0x00000080, CX
 	ADDQ       $0x00000004, DX
 	ADDQ       $0x00000004, R11
-	ADDQ       $0x00000004, AX
+	ADDQ       $0x00000004, R13
 	ADDQ       R8, DI
 	DECQ       BX
 	JNZ        pair
-	MOVQ       acc+0(FP), AX
 	VMOVUPS    Z0, (AX)
 	VMOVUPS    Z1, 64(AX)
 	VMOVUPS    Z2, 128(AX)
@@ -600,20 +642,25 @@ pair:
 	VMOVUPS    Z15, 960(AX)
 	VMOVUPS    Z16, 1024(AX)
 	VMOVUPS    Z17, 1088(AX)
+	ADDQ       $0x00000480, AX
+	DECQ       R12
+	JNZ        panel
 	VZEROUPPER
 	RET
 
-// func tileDotsRows10(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+// func tileDotsRows10(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows10(SB), NOSPLIT, $0-64
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    stride+24(FP), R9
-	MOVQ    pairs+32(FP), BX
-	MOVQ    near+40(FP), SI
-	MOVQ    next+48(FP), DI
-	MOVQ    step+56(FP), R8
+TEXT ·tileDotsRows10(SB), NOSPLIT, $0-72
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ stride+24(FP), R9
+	MOVQ panels+40(FP), R12
+	MOVQ near+48(FP), SI
+	MOVQ next+56(FP), DI
+	MOVQ step+64(FP), R8
+	LEAQ (R9)(R9*2), R10
+
+panel:
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -634,9 +681,10 @@ TEXT ·tileDotsRows10(SB), NOSPLIT, $0-64
 	VMOVUPS 1088(AX), Z17
 	VMOVUPS 1152(AX), Z18
 	VMOVUPS 1216(AX), Z19
-	LEAQ    (R9)(R9*2), R10
+	MOVQ    pairs+32(FP), BX
+	MOVQ    x+16(FP), DX
 	LEAQ    (DX)(R9*4), R11
-	LEAQ    (R11)(R9*4), AX
+	LEAQ    (R11)(R9*4), R13
 
 pair:
 	PREFETCHT0 (CX)(SI*1)
@@ -669,22 +717,21 @@ pair:
 	QUAD       $0x004b6c5250361262
 	QUAD       $0x00137452503e1262
 	QUAD       $0x00137c5250361262
-	LONG       $0x00000000503ee262
-	WORD       $0x0000000000004052
+	LONG       $0x00000000503ec262
+	WORD       $0x0000000000004552
 	BYTE       $0x0000000000000000
-	LONG       $0x000000005036e262
-	WORD       $0x0000000000004852
+	LONG       $0x000000005036c262
+	WORD       $0x0000000000004d52
 	BYTE       $0x0000000000000000
-	QUAD       $0x00085452503ea262
-	QUAD       $0x00085c525036a262
+	QUAD       $0x000d5452503e8262
+	QUAD       $0x000d5c5250368262
 	ADDQ       $0x00000080, CX
 	ADDQ       $0x00000004, DX
 	ADDQ       $0x00000004, R11
-	ADDQ       $0x00000004, AX
+	ADDQ       $0x00000004, R13
 	ADDQ       R8, DI
 	DECQ       BX
 	JNZ        pair
-	MOVQ       acc+0(FP), AX
 	VMOVUPS    Z0, (AX)
 	VMOVUPS    Z1, 64(AX)
 	VMOVUPS    Z2, 128(AX)
@@ -705,20 +752,25 @@ pair:
 	VMOVUPS    Z17, 1088(AX)
 	VMOVUPS    Z18, 1152(AX)
 	VMOVUPS    Z19, 1216(AX)
+	ADDQ       $0x00000500, AX
+	DECQ       R12
+	JNZ        panel
 	VZEROUPPER
 	RET
 
-// func tileDotsRows11(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+// func tileDotsRows11(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows11(SB), NOSPLIT, $0-64
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    stride+24(FP), R9
-	MOVQ    pairs+32(FP), BX
-	MOVQ    near+40(FP), SI
-	MOVQ    next+48(FP), DI
-	MOVQ    step+56(FP), R8
+TEXT ·tileDotsRows11(SB), NOSPLIT, $0-72
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ stride+24(FP), R9
+	MOVQ panels+40(FP), R12
+	MOVQ near+48(FP), SI
+	MOVQ next+56(FP), DI
+	MOVQ step+64(FP), R8
+	LEAQ (R9)(R9*2), R10
+
+panel:
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -741,9 +793,10 @@ TEXT ·tileDotsRows11(SB), NOSPLIT, $0-64
 	VMOVUPS 1216(AX), Z19
 	VMOVUPS 1280(AX), Z20
 	VMOVUPS 1344(AX), Z21
-	LEAQ    (R9)(R9*2), R10
+	MOVQ    pairs+32(FP), BX
+	MOVQ    x+16(FP), DX
 	LEAQ    (DX)(R9*4), R11
-	LEAQ    (R11)(R9*4), AX
+	LEAQ    (R11)(R9*4), R13
 
 pair:
 	PREFETCHT0 (CX)(SI*1)
@@ -776,24 +829,23 @@ pair:
 	QUAD       $0x004b6c5250361262
 	QUAD       $0x00137452503e1262
 	QUAD       $0x00137c5250361262
-	LONG       $0x00000000503ee262
-	WORD       $0x0000000000004052
+	LONG       $0x00000000503ec262
+	WORD       $0x0000000000004552
 	BYTE       $0x0000000000000000
-	LONG       $0x000000005036e262
-	WORD       $0x0000000000004852
+	LONG       $0x000000005036c262
+	WORD       $0x0000000000004d52
 	BYTE       $0x0000000000000000
-	QUAD       $0x00085452503ea262
-	QUAD       $0x00085c525036a262
-	QUAD       $0x00486452503ea262
-	QUAD       $0x00486c525036a262
+	QUAD       $0x000d5452503e8262
+	QUAD       $0x000d5c5250368262
+	QUAD       $0x004d6452503e8262
+	QUAD       $0x004d6c5250368262
 	ADDQ       $0x00000080, CX
 	ADDQ       $0x00000004, DX
 	ADDQ       $0x00000004, R11
-	ADDQ       $0x00000004, AX
+	ADDQ       $0x00000004, R13
 	ADDQ       R8, DI
 	DECQ       BX
 	JNZ        pair
-	MOVQ       acc+0(FP), AX
 	VMOVUPS    Z0, (AX)
 	VMOVUPS    Z1, 64(AX)
 	VMOVUPS    Z2, 128(AX)
@@ -816,20 +868,25 @@ pair:
 	VMOVUPS    Z19, 1216(AX)
 	VMOVUPS    Z20, 1280(AX)
 	VMOVUPS    Z21, 1344(AX)
+	ADDQ       $0x00000580, AX
+	DECQ       R12
+	JNZ        panel
 	VZEROUPPER
 	RET
 
-// func tileDotsRows12(acc *float32, w *byte, x *float32, stride int, pairs int, near int, next uintptr, step int)
+// func tileDotsRows12(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows12(SB), NOSPLIT, $0-64
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    stride+24(FP), R9
-	MOVQ    pairs+32(FP), BX
-	MOVQ    near+40(FP), SI
-	MOVQ    next+48(FP), DI
-	MOVQ    step+56(FP), R8
+TEXT ·tileDotsRows12(SB), NOSPLIT, $0-72
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ stride+24(FP), R9
+	MOVQ panels+40(FP), R12
+	MOVQ near+48(FP), SI
+	MOVQ next+56(FP), DI
+	MOVQ step+64(FP), R8
+	LEAQ (R9)(R9*2), R10
+
+panel:
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -854,9 +911,10 @@ TEXT ·tileDotsRows12(SB), NOSPLIT, $0-64
 	VMOVUPS 1344(AX), Z21
 	VMOVUPS 1408(AX), Z22
 	VMOVUPS 1472(AX), Z23
-	LEAQ    (R9)(R9*2), R10
+	MOVQ    pairs+32(FP), BX
+	MOVQ    x+16(FP), DX
 	LEAQ    (DX)(R9*4), R11
-	LEAQ    (R11)(R9*4), AX
+	LEAQ    (R11)(R9*4), R13
 
 pair:
 	PREFETCHT0 (CX)(SI*1)
@@ -889,26 +947,25 @@ pair:
 	QUAD       $0x004b6c5250361262
 	QUAD       $0x00137452503e1262
 	QUAD       $0x00137c5250361262
-	LONG       $0x00000000503ee262
-	WORD       $0x0000000000004052
+	LONG       $0x00000000503ec262
+	WORD       $0x0000000000004552
 	BYTE       $0x0000000000000000
-	LONG       $0x000000005036e262
-	WORD       $0x0000000000004852
+	LONG       $0x000000005036c262
+	WORD       $0x0000000000004d52
 	BYTE       $0x0000000000000000
-	QUAD       $0x00085452503ea262
-	QUAD       $0x00085c525036a262
-	QUAD       $0x00486452503ea262
-	QUAD       $0x00486c525036a262
-	QUAD       $0x00107452503ea262
-	QUAD       $0x00107c525036a262
+	QUAD       $0x000d5452503e8262
+	QUAD       $0x000d5c5250368262
+	QUAD       $0x004d6452503e8262
+	QUAD       $0x004d6c5250368262
+	QUAD       $0x00157452503e8262
+	QUAD       $0x00157c5250368262
 	ADDQ       $0x00000080, CX
 	ADDQ       $0x00000004, DX
 	ADDQ       $0x00000004, R11
-	ADDQ       $0x00000004, AX
+	ADDQ       $0x00000004, R13
 	ADDQ       R8, DI
 	DECQ       BX
 	JNZ        pair
-	MOVQ       acc+0(FP), AX
 	VMOVUPS    Z0, (AX)
 	VMOVUPS    Z1, 64(AX)
 	VMOVUPS    Z2, 128(AX)
@@ -933,6 +990,9 @@ pair:
 	VMOVUPS    Z21, 1344(AX)
 	VMOVUPS    Z22, 1408(AX)
 	VMOVUPS    Z23, 1472(AX)
+	ADDQ       $0x00000600, AX
+	DECQ       R12
+	JNZ        panel
 	VZEROUPPER
 	RET
 

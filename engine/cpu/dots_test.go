@@ -77,8 +77,8 @@ func TestDotsAreGeneric(t *testing.T) {
 	for _, k := range dotSets() {
 		for rows := 1; rows <= maxTileRows; rows++ {
 			for pairs := 1; pairs <= 40; pairs++ {
-				stride := pairs + rng.IntN(5)
-				x, w := make([]uint32, rows*stride), make([]uint32, pairs*panelOutputs)
+				stride, panels := pairs+rng.IntN(5), 1+rng.IntN(3)
+				x, w := make([]uint32, rows*stride), make([]uint32, panels*pairs*panelOutputs)
 				draw := func() uint32 {
 					if pairs%2 == 0 { // so that sums stay finite
 						return math.Float32bits(rng.Float32()-0.5)&0xffff0000 | math.Float32bits(rng.Float32()-0.5)>>16
@@ -91,18 +91,18 @@ func TestDotsAreGeneric(t *testing.T) {
 				for i := range w {
 					w[i] = draw()
 				}
-				want := randomGuarded(rng, rows*panelOutputs, 1)
+				want := randomGuarded(rng, panels*rows*panelOutputs, 1)
 				want.x[0] = 1e-39
 				got := want.copy()
 				run := func(k *kernels, acc guarded) {
-					k.dots[rows-1](acc.first(), (*byte)(unsafe.Pointer(&w[0])), (*float32)(unsafe.Pointer(&x[0])), 4*stride, pairs, 0, uintptr(unsafe.Pointer(&w[0])), 0)
+					k.dots[rows-1](acc.first(), (*byte)(unsafe.Pointer(&w[0])), (*float32)(unsafe.Pointer(&x[0])), 4*stride, pairs, panels, 0, uintptr(unsafe.Pointer(&w[0])), 0)
 				}
 				run(generic, want)
 				run(k, got)
 				for i, v := range got.x {
 					u := want.x[i]
 					require.True(t, math.Float32bits(u) == math.Float32bits(v) || u != u && v != v,
-						"%d rows, %d pairs: output %d is %v, want %v", rows, pairs, i, v, u)
+						"%d rows, %d pairs, %d panels: output %d is %v, want %v", rows, pairs, panels, i, v, u)
 				}
 				require.True(t, got.intact())
 			}

@@ -18,8 +18,8 @@ type kernels struct {
 	few, many         fetch // of kernels for up to fewRows or fewDotRows rows, and for more
 
 	// A dot kernel does the same with inputs rounded to bf16, in pairs, two
-	// products an instruction; nil where there is none. x is [rows][pairs], rows
-	// stride bytes apart. round lays out n inputs so, in ⌈n/2⌉ words, and
+	// products an instruction, for panels that follow one another; nil where there
+	// is none. acc is [panels][rows][32], x is [rows][pairs], rows stride bytes apart. round lays out n inputs so, in ⌈n/2⌉ words, and
 	// scaleRound rounds (x·a)·(w+b).
 	dots       [maxTileRows]dotKernel
 	round      func(dst, x *float32, n int)
@@ -54,7 +54,7 @@ type kernels struct {
 
 type (
 	tileKernel func(acc *float32, w *byte, x *float32, pairs, near int, next uintptr, step int)
-	dotKernel  func(acc *float32, w *byte, x *float32, stride, pairs, near int, next uintptr, step int)
+	dotKernel  func(acc *float32, w *byte, x *float32, stride, pairs, panels, near int, next uintptr, step int)
 )
 
 // fetch is how far ahead of their use weights are fetched by instruction, in
@@ -63,8 +63,9 @@ type fetch struct{ near, far, stream int }
 
 const (
 	maxTileRows    = 12
-	fewRows        = 2 // whose kernels wait for memory, not for the multipliers
-	fewDotRows     = 6 // the same of dot kernels
+	fewRows        = 2  // whose kernels wait for memory, not for the multipliers
+	fewDotRows     = 6  // the same of dot kernels
+	dotPanels      = 16 // that a dot kernel takes at once
 	streamBytes    = 256
 	multiplyChains = 12
 )

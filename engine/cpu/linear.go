@@ -110,6 +110,10 @@ func (t *linearTask) work(worker int) {
 		if rows*t.padded*4 <= fitsBytes {
 			panels = 1 // all inputs stay in L2
 		}
+		together := 1 // panels of one call
+		if t.dots && passes == 1 {
+			panels, together = dotPanels, dotPanels
+		}
 		for p0 := lo; p0 < hi; p0 += panels {
 			p1 := min(p0+panels, hi)
 			tiles := t.b.tiles[worker][:(p1-p0)*rows*panelOutputs]
@@ -125,14 +129,14 @@ func (t *linearTask) work(worker int) {
 				} else if rows <= few {
 					ahead = t.b.kernels.few
 				}
-				for p := p0; p < p1; p++ {
+				for p := p0; p < p1; p += together {
 					w := t.m.panel(p, pair)
 					next := uintptr(w) + uintptr(ahead.far) // may lie past the end: never read
 					for g := g0; g < g1; g++ {
 						r0, r1 := t.group(g)
 						acc := unsafe.Pointer(&tiles[((p-p0)*rows+r0-first)*panelOutputs])
 						if t.dots {
-							t.b.kernels.dots[r1-r0-1]((*float32)(acc), (*byte)(w), &x[r0*t.words+pair], 4*t.words, pairs, ahead.near, next, step)
+							t.b.kernels.dots[r1-r0-1]((*float32)(acc), (*byte)(w), &x[r0*t.words+pair], 4*t.words, pairs, min(together, p1-p), ahead.near, next, step)
 							next += uintptr(step * pairs)
 							continue
 						}

@@ -28,6 +28,8 @@ const (
 	r9
 	r10
 	r11
+	r12
+	r13
 )
 
 // rm is the last operand: a register, or memory.

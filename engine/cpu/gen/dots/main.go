@@ -22,7 +22,7 @@ const (
 var (
 	general = []reg.GPPhysical{
 		rax: reg.RAX, rcx: reg.RCX, rdx: reg.RDX, rbx: reg.RBX,
-		rsi: reg.RSI, rdi: reg.RDI, r8: reg.R8, r9: reg.R9, r10: reg.R10, r11: reg.R11,
+		rsi: reg.RSI, rdi: reg.RDI, r8: reg.R8, r9: reg.R9, r10: reg.R10, r11: reg.R11, r12: reg.R12, r13: reg.R13,
 	}
 	vector = []reg.VecPhysical{
 		reg.Z0, reg.Z1, reg.Z2, reg.Z3, reg.Z4, reg.Z5, reg.Z6, reg.Z7,
@@ -48,30 +48,35 @@ func text(name, signature string) {
 	Pragma("noescape")
 }
 
-// tile multiplies a panel: an accumulator takes a pair of products with each
-// instruction. The inputs of a row lie together, so four rows share a pointer.
+// tile multiplies panels that follow one another, in one go: between calls no
+// weights would be on their way. An accumulator takes a pair of products with
+// each instruction. The inputs of a row lie together, so four rows share a pointer.
 func tile(rows int) {
 	text(fmt.Sprintf("tileDotsRows%d", rows),
-		"func(acc *float32, w *byte, x *float32, stride, pairs, near int, next uintptr, step int)")
-	const acc, w, pairs, near, next, step, stride, stride3 = rax, rcx, rbx, rsi, rdi, r8, r9, r10
-	inputs := []gp{rdx, r11, rax} // acc is read again at the end
+		"func(acc *float32, w *byte, x *float32, stride, pairs, panels, near int, next uintptr, step int)")
+	const acc, w, pairs, panels, near, next, step, stride, stride3 = rax, rcx, rbx, r12, rsi, rdi, r8, r9, r10
+	inputs := []gp{rdx, r11, r13}
 	for _, p := range []struct {
 		name string
 		to   gp
-	}{{"acc", acc}, {"w", w}, {"x", inputs[0]}, {"stride", stride}, {"pairs", pairs}, {"near", near}, {"next", next}, {"step", step}} {
+	}{{"acc", acc}, {"w", w}, {"stride", stride}, {"panels", panels}, {"near", near}, {"next", next}, {"step", step}} {
 		Load(Param(p.name), general[p.to])
 	}
 	const weights = maxRows * columns // registers after the sums
 	sum := func(r, c int) int { return r*columns + c }
 	place := func(r, c int) Mem { return Mem{Base: general[acc], Disp: 4 * (r*panel + c*lanes)} }
+	if rows > 3 {
+		LEAQ(Mem{Base: general[stride], Index: general[stride], Scale: 2}, general[stride3])
+	}
+
+	Label("panel")
 	for r := range rows {
 		for c := range columns {
 			VMOVUPS(place(r, c), vector[sum(r, c)])
 		}
 	}
-	if rows > 3 {
-		LEAQ(Mem{Base: general[stride], Index: general[stride], Scale: 2}, general[stride3])
-	}
+	Load(Param("pairs"), general[pairs])
+	Load(Param("x"), general[inputs[0]])
 	for i := 1; 4*i < rows; i++ {
 		LEAQ(Mem{Base: general[inputs[i-1]], Index: general[stride], Scale: 4}, general[inputs[i]])
 	}
@@ -116,12 +121,14 @@ func tile(rows int) {
 	DECQ(general[pairs])
 	JNZ(LabelRef("pair"))
 
-	Load(Param("acc"), general[acc])
 	for r := range rows {
 		for c := range columns {
 			VMOVUPS(vector[sum(r, c)], place(r, c))
 		}
 	}
+	ADDQ(U32(uint32(4*rows*panel)), general[acc])
+	DECQ(general[panels])
+	JNZ(LabelRef("panel"))
 	VZEROUPPER()
 	RET()
 }
