@@ -123,13 +123,18 @@ func (t *deltaTask) advanceTokens(w *deltaWorker, keys []float32, o *openHead, f
 			copy(b.kq[r*blockRows:][:deltaBlock], keys[r*deltaBlock:])
 		}
 	}
+	near := t.b.kernels.few.state
+	if tokens == 1 && !isLast { // decoding
+		t.k.token(&v[0], &state[0], &w.k[0], &w.q[0], dims, t.s.tiles, &o.d[0], &b.a[0], &b.p[0], first, near, rise[0], w.beta[0])
+		return
+	}
 	for tile := range t.s.tiles {
 		at := tile * t.s.tileSize
 		s := &state[at]
 		d := o.d[tile*deltaBlock*deltaTile:][:deltaBlock*deltaTile]
 		for i := range tokens {
-			t.k.token(&v[i*stride+tile*deltaTile], s, &w.k[i*dims], &w.q[i*dims], dims,
-				&d[0], &b.a[i*deltaBlock], &b.p[i*deltaBlock], first+i, rise[i], w.beta[i])
+			t.k.token(&v[i*stride+tile*deltaTile], s, &w.k[i*dims], &w.q[i*dims], dims, 1,
+				&d[0], &b.a[i*deltaBlock], &b.p[i*deltaBlock], first+i, near, rise[i], w.beta[i])
 		}
 		if isLast {
 			for i := range deltaBlock {
@@ -189,17 +194,27 @@ func matchGeneric(pairs, keys, k, q *float32, dims int) {
 	}
 }
 
-func tokenGeneric(v, s, k, q *float32, dims int, d, a, p *float32, earlier int, rise, beta float32) {
+func tokenGeneric(v, s, k, q *float32, dims, tiles int, d, a, p *float32, earlier, _ int, rise, beta float32) {
+	as, ps := unsafe.Slice(a, earlier), unsafe.Slice(p, earlier+1)
+	for i := range tiles {
+		tile := func(x *float32, rows int) *float32 {
+			return (*float32)(unsafe.Add(unsafe.Pointer(x), 4*i*rows*deltaTile))
+		}
+		tokenGenericTile(tile(v, 1), tile(s, dims), unsafe.Slice(k, dims), unsafe.Slice(q, dims), tile(d, deltaBlock), as, ps, rise, beta)
+	}
+}
+
+func tokenGenericTile(v, s *float32, ks, qs []float32, d *float32, as, ps []float32, rise, beta float32) {
 	type row = [deltaTile]float32
 	var kS, qS row
-	ks, qs := unsafe.Slice(k, dims), unsafe.Slice(q, dims)
-	for r, w := range unsafe.Slice((*row)(unsafe.Pointer(s)), dims) {
+	for r, w := range unsafe.Slice((*row)(unsafe.Pointer(s)), len(ks)) {
 		for c := range w {
 			kS[c] = fma(ks[r], w[c], kS[c])
 			qS[c] = fma(qs[r], w[c], qS[c])
 		}
 	}
-	ds, as, ps := unsafe.Slice((*row)(unsafe.Pointer(d)), earlier+1), unsafe.Slice(a, earlier), unsafe.Slice(p, earlier+1)
+	earlier := len(as)
+	ds := unsafe.Slice((*row)(unsafe.Pointer(d)), earlier+1)
 	out := (*row)(unsafe.Pointer(v))
 	for c := range out {
 		y, o := float32(fma(-kS[c], rise, out[c])*beta), float32(qS[c]*rise)

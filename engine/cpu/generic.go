@@ -35,10 +35,15 @@ func fmaOdd(p, z, s float64) float32 {
 	return float32(s)
 }
 
-// tilesGeneric makes a kernel for each number of rows.
-func tilesGeneric(tile func(rows int, acc *float32, w *byte, x *float32, pairs int)) (t [maxTileRows]tileKernel) {
+// tilesGeneric makes a kernel for each number of rows; a pair of weights has some bytes.
+func tilesGeneric(bytes int, tile func(rows int, acc *float32, w *byte, x *float32, pairs int)) (t [maxTileRows]tileKernel) {
 	for i := range t {
-		t[i] = func(acc *float32, w *byte, x *float32, pairs, _ int, _ uintptr, _ int) { tile(i+1, acc, w, x, pairs) }
+		rows := i + 1
+		t[i] = func(acc *float32, w *byte, x *float32, pairs, panels, _ int, _ uintptr, _ int) {
+			for p := range panels {
+				tile(rows, (*float32)(unsafe.Add(unsafe.Pointer(acc), 4*p*rows*panelOutputs)), (*byte)(unsafe.Add(unsafe.Pointer(w), p*pairs*bytes)), x, pairs)
+			}
+		}
 	}
 	return t
 }

@@ -15,7 +15,7 @@ func detectISA() ISA {
 }
 
 // farFetch keeps L2 and L1 filled by instruction.
-var farFetch = fetch{near: 2048, far: 8192, stream: 2048}
+var farFetch = fetch{near: 2048, far: 8192, stream: 2048, state: 4096}
 
 // fewFetch is that of the kernels that wait for memory. A fetch by instruction
 // holds a miss buffer of L1 until memory answers. Zen has 24 of them: with
@@ -26,7 +26,7 @@ var farFetch = fetch{near: 2048, far: 8192, stream: 2048}
 // probe, which computes nothing, is fastest on Zen without any.
 func fewFetch() fetch {
 	if cpuid.CPU.IsVendor(cpuid.AMD) {
-		return fetch{near: 256, far: 256}
+		return fetch{near: 256, far: 256, state: 128}
 	}
 	return farFetch
 }

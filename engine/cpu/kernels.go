@@ -8,9 +8,10 @@ type kernels struct {
 	lanes int  // float32 in a vector
 
 	// A tile kernel accumulates acc[r][o] += Σ x[i][r]·w[i][o] over pairs of
-	// inputs, for as many rows as its index plus one, and for all 32 outputs of a
-	// panel or for 16 of them: above fullRows rows, two calls make a panel. acc
-	// is [rows][32], x is [inputs][rows], w points into a panel. Meanwhile it
+	// inputs, for as many rows as its index plus one, and for all 32 outputs of
+	// panels that follow one another or for 16 of those of one: above fullRows rows,
+	// two calls make a panel. acc is [panels][rows][32], x is [inputs][rows], w points
+	// into a panel, whose pairs must be all of it if more follow. Meanwhile it
 	// fetches what is near bytes after w into L1, and what is at next into L2,
 	// moving on by step bytes with each pair.
 	fullRows          int
@@ -18,8 +19,8 @@ type kernels struct {
 	few, many         fetch // of kernels for up to fewRows or fewDotRows rows, and for more
 
 	// A dot kernel does the same with inputs rounded to bf16, in pairs, two
-	// products an instruction, for panels that follow one another; nil where there
-	// is none. acc is [panels][rows][32], x is [rows][pairs], rows stride bytes apart. round lays out n inputs so, in ⌈n/2⌉ words, and
+	// products an instruction; nil where there is none. x is [rows][pairs], rows
+	// stride bytes apart. round lays out n inputs so, in ⌈n/2⌉ words, and
 	// scaleRound rounds (x·a)·(w+b).
 	dots       [maxTileRows]dotKernel
 	round      func(dst, x *float32, n int)
@@ -53,19 +54,20 @@ type kernels struct {
 }
 
 type (
-	tileKernel func(acc *float32, w *byte, x *float32, pairs, near int, next uintptr, step int)
+	tileKernel func(acc *float32, w *byte, x *float32, pairs, panels, near int, next uintptr, step int)
 	dotKernel  func(acc *float32, w *byte, x *float32, stride, pairs, panels, near int, next uintptr, step int)
 )
 
 // fetch is how far ahead of their use weights are fetched by instruction, in
-// bytes: from L2 into L1, from memory into L2, and by the probe of memory.
-type fetch struct{ near, far, stream int }
+// bytes: from L2 into L1, from memory into L2, by the probe of memory, and of the
+// recurrent state.
+type fetch struct{ near, far, stream, state int }
 
 const (
 	maxTileRows    = 12
 	fewRows        = 2  // whose kernels wait for memory, not for the multipliers
 	fewDotRows     = 6  // the same of dot kernels
-	dotPanels      = 16 // that a dot kernel takes at once
+	callPanels     = 16 // of a kernel call, if they fit
 	streamBytes    = 256
 	multiplyChains = 12
 )
@@ -74,8 +76,8 @@ var generic = &kernels{
 	rows:         4,
 	lanes:        1,
 	fullRows:     maxTileRows,
-	tileBF16:     tilesGeneric(tileBF16Generic),
-	tileF32:      tilesGeneric(tileF32Generic),
+	tileBF16:     tilesGeneric(pairBytes, tileBF16Generic),
+	tileF32:      tilesGeneric(2*pairBytes, tileF32Generic),
 	dots:         dotsGeneric(),
 	round:        roundGeneric,
 	scaleRound:   scaleRoundGeneric,

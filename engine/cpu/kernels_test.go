@@ -158,8 +158,9 @@ func FuzzTiles(f *testing.F) {
 			}
 			return float32(math.Ldexp(rng.Float64()-0.5, rng.IntN(60)-30))
 		}
-		x, acc := make([]float32, 2*pairs*rows), make([]float32, rows*panelOutputs)
-		f32, bf16 := make([]float32, 2*pairs*panelOutputs), make([]uint16, 2*pairs*panelOutputs)
+		const most = 3 // panels
+		x, acc := make([]float32, 2*pairs*rows), make([]float32, most*rows*panelOutputs)
+		f32, bf16 := make([]float32, most*2*pairs*panelOutputs), make([]uint16, most*2*pairs*panelOutputs)
 		for _, s := range [][]float32{x, acc, f32} {
 			for i := range s {
 				s[i] = number()
@@ -179,12 +180,14 @@ func FuzzTiles(f *testing.F) {
 					kernel, oracle = k.tileBF16, generic.tileBF16
 				}
 				want, got := append([]float32{}, acc...), append([]float32{}, acc...)
-				oracle[rows-1](&want[0], w, &x[0], pairs, 0, 0, 0)
-				for half := 0; half < panelOutputs; half += panelOutputs / 2 {
-					if half > 0 && rows <= k.fullRows {
-						break
-					}
-					kernel[rows-1](&got[half], (*byte)(unsafe.Add(unsafe.Pointer(w), 4*half)), &x[0], pairs, 0, 0, 0)
+				panels, halves := 1, 2
+				if rows <= k.fullRows {
+					panels, halves = 1+rng.IntN(most), 1
+				}
+				oracle[rows-1](&want[0], w, &x[0], pairs, panels, 0, 0, 0)
+				for half := range halves {
+					at := half * panelOutputs / 2
+					kernel[rows-1](&got[at], (*byte)(unsafe.Add(unsafe.Pointer(w), 4*at)), &x[0], pairs, panels, 0, 0, 0)
 				}
 				for i := range want {
 					if w, g := want[i], got[i]; math.Float32bits(w) != math.Float32bits(g) && !(w != w && g != g) {

@@ -111,8 +111,8 @@ func (t *linearTask) work(worker int) {
 			panels = 1 // all inputs stay in L2
 		}
 		together := 1 // panels of one call
-		if t.dots && passes == 1 {
-			panels, together = dotPanels, dotPanels
+		if passes == 1 {
+			panels, together = callPanels, callPanels
 		}
 		for p0 := lo; p0 < hi; p0 += panels {
 			p1 := min(p0+panels, hi)
@@ -142,7 +142,7 @@ func (t *linearTask) work(worker int) {
 						}
 						in := &x[r0*t.padded+2*pair*(r1-r0)]
 						for half := range t.calls(g) {
-							kernels[r1-r0-1]((*float32)(unsafe.Add(acc, half*lineBytes)), (*byte)(unsafe.Add(w, half*lineBytes)), in, pairs, ahead.near, next, step)
+							kernels[r1-r0-1]((*float32)(unsafe.Add(acc, half*lineBytes)), (*byte)(unsafe.Add(w, half*lineBytes)), in, pairs, min(together, p1-p), ahead.near, next, step)
 							next += uintptr(step * pairs)
 						}
 					}

@@ -122,7 +122,7 @@ func solveAVX2(v *float32, stride int, d *float32, x *float32, a *float32, p *fl
 func matchAVX2(pairs *float32, keys *float32, k *float32, q *float32, dims int)
 
 //go:noescape
-func tokenAVX2(v *float32, s *float32, k *float32, q *float32, dims int, d *float32, a *float32, p *float32, earlier int, rise float32, beta float32)
+func tokenAVX2(v *float32, s *float32, k *float32, q *float32, dims int, tiles int, d *float32, a *float32, p *float32, earlier int, near int, rise float32, beta float32)
 
 //go:noescape
 func updateAVX2(s *float32, kq *float32, d *float32, dims int, decay float32)
@@ -260,7 +260,7 @@ func solveAVX512(v *float32, stride int, d *float32, x *float32, a *float32, p *
 func matchAVX512(pairs *float32, keys *float32, k *float32, q *float32, dims int)
 
 //go:noescape
-func tokenAVX512(v *float32, s *float32, k *float32, q *float32, dims int, d *float32, a *float32, p *float32, earlier int, rise float32, beta float32)
+func tokenAVX512(v *float32, s *float32, k *float32, q *float32, dims int, tiles int, d *float32, a *float32, p *float32, earlier int, near int, rise float32, beta float32)
 
 //go:noescape
 func updateAVX512(s *float32, kq *float32, d *float32, dims int, decay float32)

@@ -4148,14 +4148,19 @@ dim:
 	VZEROUPPER
 	RET
 
-// func tokenAVX2(v *float32, s *float32, k *float32, q *float32, dims int, d *float32, a *float32, p *float32, earlier int, rise float32, beta float32)
+// func tokenAVX2(v *float32, s *float32, k *float32, q *float32, dims int, tiles int, d *float32, a *float32, p *float32, earlier int, near int, rise float32, beta float32)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·tokenAVX2(SB), NOSPLIT, $0-80
-	MOVQ  v+0(FP), AX
-	MOVQ  s+8(FP), CX
-	MOVQ  k+16(FP), DX
-	MOVQ  q+24(FP), BX
-	MOVQ  dims+32(FP), SI
+TEXT ·tokenAVX2(SB), NOSPLIT, $0-96
+	MOVQ v+0(FP), AX
+	MOVQ s+8(FP), CX
+	MOVQ near+80(FP), DX
+	MOVQ tiles+40(FP), BX
+	MOVQ d+48(FP), SI
+
+tile:
+	MOVQ  k+16(FP), DI
+	MOVQ  q+24(FP), R8
+	MOVQ  dims+32(FP), R9
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	VPXOR Y2, Y2, Y2
@@ -4166,10 +4171,10 @@ TEXT ·tokenAVX2(SB), NOSPLIT, $0-80
 	VPXOR Y7, Y7, Y7
 
 dim:
-	PREFETCHT0   4096(CX)
-	PREFETCHT0   4160(CX)
-	VBROADCASTSS (DX), Y8
-	VBROADCASTSS (BX), Y9
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT0   64(CX)(DX*1)
+	VBROADCASTSS (DI), Y8
+	VBROADCASTSS (R8), Y9
 	VMOVUPS      (CX), Y10
 	VFMADD231PS  Y8, Y10, Y0
 	VFMADD231PS  Y9, Y10, Y1
@@ -4183,12 +4188,12 @@ dim:
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
 	ADDQ         $0x00000080, CX
-	ADDQ         $0x04, DX
-	ADDQ         $0x04, BX
-	DECQ         SI
+	ADDQ         $0x04, DI
+	ADDQ         $0x04, R8
+	DECQ         R9
 	JNZ          dim
-	VBROADCASTSS rise+72(FP), Y8
-	VBROADCASTSS beta+76(FP), Y9
+	VBROADCASTSS rise+88(FP), Y8
+	VBROADCASTSS beta+92(FP), Y9
 	VMOVUPS      (AX), Y10
 	VMOVUPS      32(AX), Y11
 	VMOVUPS      64(AX), Y12
@@ -4205,40 +4210,40 @@ dim:
 	VFNMADD231PS Y6, Y8, Y13
 	VMULPS       Y9, Y13, Y13
 	VMULPS       Y8, Y7, Y7
-	MOVQ         d+40(FP), CX
-	MOVQ         a+48(FP), DX
-	MOVQ         p+56(FP), BX
-	MOVQ         earlier+64(FP), SI
-	TESTQ        SI, SI
+	MOVQ         a+56(FP), R8
+	MOVQ         p+64(FP), R9
+	MOVQ         SI, DI
+	MOVQ         earlier+72(FP), R10
+	TESTQ        R10, R10
 	JZ           last
 
 earlier:
-	VMOVUPS      (CX), Y0
-	VMOVUPS      32(CX), Y2
-	VMOVUPS      64(CX), Y4
-	VMOVUPS      96(CX), Y6
-	VBROADCASTSS (DX), Y8
+	VMOVUPS      (DI), Y0
+	VMOVUPS      32(DI), Y2
+	VMOVUPS      64(DI), Y4
+	VMOVUPS      96(DI), Y6
+	VBROADCASTSS (R8), Y8
 	VFNMADD231PS Y8, Y0, Y10
 	VFNMADD231PS Y8, Y2, Y11
 	VFNMADD231PS Y8, Y4, Y12
 	VFNMADD231PS Y8, Y6, Y13
-	VBROADCASTSS (BX), Y8
+	VBROADCASTSS (R9), Y8
 	VFMADD231PS  Y8, Y0, Y1
 	VFMADD231PS  Y8, Y2, Y3
 	VFMADD231PS  Y8, Y4, Y5
 	VFMADD231PS  Y8, Y6, Y7
-	ADDQ         $0x00000080, CX
-	ADDQ         $0x04, DX
-	ADDQ         $0x04, BX
-	DECQ         SI
+	ADDQ         $0x00000080, DI
+	ADDQ         $0x04, R8
+	ADDQ         $0x04, R9
+	DECQ         R10
 	JNZ          earlier
 
 last:
-	VMOVUPS      Y10, (CX)
-	VMOVUPS      Y11, 32(CX)
-	VMOVUPS      Y12, 64(CX)
-	VMOVUPS      Y13, 96(CX)
-	VBROADCASTSS (BX), Y0
+	VMOVUPS      Y10, (DI)
+	VMOVUPS      Y11, 32(DI)
+	VMOVUPS      Y12, 64(DI)
+	VMOVUPS      Y13, 96(DI)
+	VBROADCASTSS (R9), Y0
 	VFMADD231PS  Y0, Y10, Y1
 	VFMADD231PS  Y0, Y11, Y3
 	VFMADD231PS  Y0, Y12, Y5
@@ -4247,6 +4252,10 @@ last:
 	VMOVUPS      Y3, 32(AX)
 	VMOVUPS      Y5, 64(AX)
 	VMOVUPS      Y7, 96(AX)
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x00000800, SI
+	DECQ         BX
+	JNZ          tile
 	VZEROUPPER
 	RET
 
@@ -7470,24 +7479,29 @@ dim:
 	VZEROUPPER
 	RET
 
-// func tokenAVX512(v *float32, s *float32, k *float32, q *float32, dims int, d *float32, a *float32, p *float32, earlier int, rise float32, beta float32)
+// func tokenAVX512(v *float32, s *float32, k *float32, q *float32, dims int, tiles int, d *float32, a *float32, p *float32, earlier int, near int, rise float32, beta float32)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tokenAVX512(SB), NOSPLIT, $0-80
-	MOVQ   v+0(FP), AX
-	MOVQ   s+8(FP), CX
-	MOVQ   k+16(FP), DX
-	MOVQ   q+24(FP), BX
-	MOVQ   dims+32(FP), SI
+TEXT ·tokenAVX512(SB), NOSPLIT, $0-96
+	MOVQ v+0(FP), AX
+	MOVQ s+8(FP), CX
+	MOVQ near+80(FP), DX
+	MOVQ tiles+40(FP), BX
+	MOVQ d+48(FP), SI
+
+tile:
+	MOVQ   k+16(FP), DI
+	MOVQ   q+24(FP), R8
+	MOVQ   dims+32(FP), R9
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
 
 dim:
-	PREFETCHT0   4096(CX)
-	PREFETCHT0   4160(CX)
-	VBROADCASTSS (DX), Z4
-	VBROADCASTSS (BX), Z5
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT0   64(CX)(DX*1)
+	VBROADCASTSS (DI), Z4
+	VBROADCASTSS (R8), Z5
 	VMOVUPS      (CX), Z6
 	VFMADD231PS  Z4, Z6, Z0
 	VFMADD231PS  Z5, Z6, Z1
@@ -7495,12 +7509,12 @@ dim:
 	VFMADD231PS  Z4, Z6, Z2
 	VFMADD231PS  Z5, Z6, Z3
 	ADDQ         $0x00000080, CX
-	ADDQ         $0x04, DX
-	ADDQ         $0x04, BX
-	DECQ         SI
+	ADDQ         $0x04, DI
+	ADDQ         $0x04, R8
+	DECQ         R9
 	JNZ          dim
-	VBROADCASTSS rise+72(FP), Z4
-	VBROADCASTSS beta+76(FP), Z5
+	VBROADCASTSS rise+88(FP), Z4
+	VBROADCASTSS beta+92(FP), Z5
 	VMOVUPS      (AX), Z6
 	VMOVUPS      64(AX), Z7
 	VFNMADD231PS Z0, Z4, Z6
@@ -7509,33 +7523,37 @@ dim:
 	VFNMADD231PS Z2, Z4, Z7
 	VMULPS       Z5, Z7, Z7
 	VMULPS       Z4, Z3, Z3
-	MOVQ         d+40(FP), CX
-	MOVQ         a+48(FP), DX
-	MOVQ         p+56(FP), BX
-	MOVQ         earlier+64(FP), SI
-	TESTQ        SI, SI
+	MOVQ         a+56(FP), R8
+	MOVQ         p+64(FP), R9
+	MOVQ         SI, DI
+	MOVQ         earlier+72(FP), R10
+	TESTQ        R10, R10
 	JZ           last
 
 earlier:
-	VMOVUPS           (CX), Z0
-	VMOVUPS           64(CX), Z2
-	VFNMADD231PS.BCST (DX), Z0, Z6
-	VFNMADD231PS.BCST (DX), Z2, Z7
-	VFMADD231PS.BCST  (BX), Z0, Z1
-	VFMADD231PS.BCST  (BX), Z2, Z3
-	ADDQ              $0x00000080, CX
-	ADDQ              $0x04, DX
-	ADDQ              $0x04, BX
-	DECQ              SI
+	VMOVUPS           (DI), Z4
+	VMOVUPS           64(DI), Z5
+	VFNMADD231PS.BCST (R8), Z4, Z6
+	VFNMADD231PS.BCST (R8), Z5, Z7
+	VFMADD231PS.BCST  (R9), Z4, Z1
+	VFMADD231PS.BCST  (R9), Z5, Z3
+	ADDQ              $0x00000080, DI
+	ADDQ              $0x04, R8
+	ADDQ              $0x04, R9
+	DECQ              R10
 	JNZ               earlier
 
 last:
-	VMOVUPS          Z6, (CX)
-	VMOVUPS          Z7, 64(CX)
-	VFMADD231PS.BCST (BX), Z6, Z1
-	VFMADD231PS.BCST (BX), Z7, Z3
+	VMOVUPS          Z6, (DI)
+	VMOVUPS          Z7, 64(DI)
+	VFMADD231PS.BCST (R9), Z6, Z1
+	VFMADD231PS.BCST (R9), Z7, Z3
 	VMOVUPS          Z1, (AX)
 	VMOVUPS          Z3, 64(AX)
+	ADDQ             $0x00000080, AX
+	ADDQ             $0x00000800, SI
+	DECQ             BX
+	JNZ              tile
 	VZEROUPPER
 	RET
 

@@ -106,9 +106,12 @@ func TestMixerKernelsAreGeneric(t *testing.T) {
 			a := unsafe.Slice(x, 2*square+deltaBlock)
 			m.weigh(&a[0], &a[square], &a[2*square], &pairs[0], &decay[0], &beta[0], first, tokens)
 		})
-		begun := randomFloats(rng, deltaTile*(1+deltaBlock)) // values, then d
-		same(fmt.Sprintf("token of %s after %d", name, first), begun, func(m *mixerKernels, x *float32) {
-			m.token(x, &s[0], &k[0], &q[0], dims, &unsafe.Slice(x, deltaTile+1)[deltaTile], &pairs[0], &pairs[square], first, 0.9, 0.7)
+		tiles := 1 + rng.IntN(3)
+		states := randomFloats(rng, tiles*dims*deltaTile)
+		begun := randomFloats(rng, tiles*deltaTile*(1+deltaBlock)) // values, then d
+		same(fmt.Sprintf("token of %s and %d tiles after %d", name, tiles, first), begun, func(m *mixerKernels, x *float32) {
+			values := tiles * deltaTile
+			m.token(x, &states[0], &k[0], &q[0], dims, tiles, &unsafe.Slice(x, values+1)[values], &pairs[0], &pairs[square], first, 256, 0.9, 0.7)
 		})
 		stride := deltaTile * (1 + rng.IntN(3))
 		d := randomFloats(rng, deltaBlock*deltaTile)

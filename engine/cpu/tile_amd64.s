@@ -4,1542 +4,1629 @@
 
 #include "textflag.h"
 
-// func tileBF16AVX2Rows1(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX2Rows1(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·tileBF16AVX2Rows1(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX2Rows1(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Y0
-	VMOVUPS      32(AX), Y1
-	VMOVUPS      64(AX), Y2
-	VMOVUPS      96(AX), Y3
-	MOVL         $0xffff0000, R9
-	VMOVD        R9, X4
-	VPBROADCASTD X4, Y4
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VMOVD        DI, X0
+	VPBROADCASTD X0, Y0
+	MOVQ         panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
+	VMOVUPS (AX), Y1
+	VMOVUPS 32(AX), Y2
+	VMOVUPS 64(AX), Y3
+	VMOVUPS 96(AX), Y4
 
 pair:
-	PREFETCHT0   (CX)(SI*1)
-	PREFETCHT1   (DI)
-	PREFETCHT0   64(CX)(SI*1)
-	PREFETCHT1   64(DI)
-	VBROADCASTSS (DX), Y5
-	VBROADCASTSS 4(DX), Y6
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT1   (BX)
+	PREFETCHT0   64(CX)(DX*1)
+	PREFETCHT1   64(BX)
+	VBROADCASTSS (R8), Y5
+	VBROADCASTSS 4(R8), Y6
 	VMOVUPS      (CX), Y8
 	VPSLLD       $0x10, Y8, Y7
-	VPAND        Y8, Y4, Y8
-	VFMADD231PS  Y7, Y5, Y0
-	VFMADD231PS  Y8, Y6, Y0
-	VMOVUPS      32(CX), Y8
-	VPSLLD       $0x10, Y8, Y7
-	VPAND        Y8, Y4, Y8
+	VPAND        Y8, Y0, Y8
 	VFMADD231PS  Y7, Y5, Y1
 	VFMADD231PS  Y8, Y6, Y1
-	VMOVUPS      64(CX), Y8
+	VMOVUPS      32(CX), Y8
 	VPSLLD       $0x10, Y8, Y7
-	VPAND        Y8, Y4, Y8
+	VPAND        Y8, Y0, Y8
 	VFMADD231PS  Y7, Y5, Y2
 	VFMADD231PS  Y8, Y6, Y2
-	VMOVUPS      96(CX), Y8
+	VMOVUPS      64(CX), Y8
 	VPSLLD       $0x10, Y8, Y7
-	VPAND        Y8, Y4, Y8
+	VPAND        Y8, Y0, Y8
 	VFMADD231PS  Y7, Y5, Y3
 	VFMADD231PS  Y8, Y6, Y3
+	VMOVUPS      96(CX), Y8
+	VPSLLD       $0x10, Y8, Y7
+	VPAND        Y8, Y0, Y8
+	VFMADD231PS  Y7, Y5, Y4
+	VFMADD231PS  Y8, Y6, Y4
 	ADDQ         $0x00000080, CX
-	ADDQ         $0x00000008, DX
-	ADDQ         R8, DI
-	DECQ         BX
+	ADDQ         $0x00000008, R8
+	ADDQ         SI, BX
+	DECQ         R9
 	JNZ          pair
-	VMOVUPS      Y0, (AX)
-	VMOVUPS      Y1, 32(AX)
-	VMOVUPS      Y2, 64(AX)
-	VMOVUPS      Y3, 96(AX)
+	VMOVUPS      Y1, (AX)
+	VMOVUPS      Y2, 32(AX)
+	VMOVUPS      Y3, 64(AX)
+	VMOVUPS      Y4, 96(AX)
+	ADDQ         $0x00000080, AX
+	DECQ         DI
+	JNZ          panel
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX2Rows2(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX2Rows2(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·tileBF16AVX2Rows2(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX2Rows2(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Y0
-	VMOVUPS      32(AX), Y1
-	VMOVUPS      64(AX), Y2
-	VMOVUPS      96(AX), Y3
-	VMOVUPS      128(AX), Y4
-	VMOVUPS      160(AX), Y5
-	VMOVUPS      192(AX), Y6
-	VMOVUPS      224(AX), Y7
-	MOVL         $0xffff0000, R9
-	VMOVD        R9, X8
-	VPBROADCASTD X8, Y8
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VMOVD        DI, X0
+	VPBROADCASTD X0, Y0
+	MOVQ         panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
+	VMOVUPS (AX), Y1
+	VMOVUPS 32(AX), Y2
+	VMOVUPS 64(AX), Y3
+	VMOVUPS 96(AX), Y4
+	VMOVUPS 128(AX), Y5
+	VMOVUPS 160(AX), Y6
+	VMOVUPS 192(AX), Y7
+	VMOVUPS 224(AX), Y8
 
 pair:
-	PREFETCHT0   (CX)(SI*1)
-	PREFETCHT1   (DI)
-	PREFETCHT0   64(CX)(SI*1)
-	PREFETCHT1   64(DI)
-	VBROADCASTSS (DX), Y9
-	VBROADCASTSS 4(DX), Y10
-	VBROADCASTSS 8(DX), Y11
-	VBROADCASTSS 12(DX), Y12
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT1   (BX)
+	PREFETCHT0   64(CX)(DX*1)
+	PREFETCHT1   64(BX)
+	VBROADCASTSS (R8), Y9
+	VBROADCASTSS 4(R8), Y10
+	VBROADCASTSS 8(R8), Y11
+	VBROADCASTSS 12(R8), Y12
 	VMOVUPS      (CX), Y14
 	VPSLLD       $0x10, Y14, Y13
-	VPAND        Y14, Y8, Y14
-	VFMADD231PS  Y13, Y9, Y0
-	VFMADD231PS  Y13, Y10, Y4
-	VFMADD231PS  Y14, Y11, Y0
-	VFMADD231PS  Y14, Y12, Y4
-	VMOVUPS      32(CX), Y14
-	VPSLLD       $0x10, Y14, Y13
-	VPAND        Y14, Y8, Y14
+	VPAND        Y14, Y0, Y14
 	VFMADD231PS  Y13, Y9, Y1
 	VFMADD231PS  Y13, Y10, Y5
 	VFMADD231PS  Y14, Y11, Y1
 	VFMADD231PS  Y14, Y12, Y5
-	VMOVUPS      64(CX), Y14
+	VMOVUPS      32(CX), Y14
 	VPSLLD       $0x10, Y14, Y13
-	VPAND        Y14, Y8, Y14
+	VPAND        Y14, Y0, Y14
 	VFMADD231PS  Y13, Y9, Y2
 	VFMADD231PS  Y13, Y10, Y6
 	VFMADD231PS  Y14, Y11, Y2
 	VFMADD231PS  Y14, Y12, Y6
-	VMOVUPS      96(CX), Y14
+	VMOVUPS      64(CX), Y14
 	VPSLLD       $0x10, Y14, Y13
-	VPAND        Y14, Y8, Y14
+	VPAND        Y14, Y0, Y14
 	VFMADD231PS  Y13, Y9, Y3
 	VFMADD231PS  Y13, Y10, Y7
 	VFMADD231PS  Y14, Y11, Y3
 	VFMADD231PS  Y14, Y12, Y7
+	VMOVUPS      96(CX), Y14
+	VPSLLD       $0x10, Y14, Y13
+	VPAND        Y14, Y0, Y14
+	VFMADD231PS  Y13, Y9, Y4
+	VFMADD231PS  Y13, Y10, Y8
+	VFMADD231PS  Y14, Y11, Y4
+	VFMADD231PS  Y14, Y12, Y8
 	ADDQ         $0x00000080, CX
-	ADDQ         $0x00000010, DX
-	ADDQ         R8, DI
-	DECQ         BX
+	ADDQ         $0x00000010, R8
+	ADDQ         SI, BX
+	DECQ         R9
 	JNZ          pair
-	VMOVUPS      Y0, (AX)
-	VMOVUPS      Y1, 32(AX)
-	VMOVUPS      Y2, 64(AX)
-	VMOVUPS      Y3, 96(AX)
-	VMOVUPS      Y4, 128(AX)
-	VMOVUPS      Y5, 160(AX)
-	VMOVUPS      Y6, 192(AX)
-	VMOVUPS      Y7, 224(AX)
+	VMOVUPS      Y1, (AX)
+	VMOVUPS      Y2, 32(AX)
+	VMOVUPS      Y3, 64(AX)
+	VMOVUPS      Y4, 96(AX)
+	VMOVUPS      Y5, 128(AX)
+	VMOVUPS      Y6, 160(AX)
+	VMOVUPS      Y7, 192(AX)
+	VMOVUPS      Y8, 224(AX)
+	ADDQ         $0x00000100, AX
+	DECQ         DI
+	JNZ          panel
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX2Rows3(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX2Rows3(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·tileBF16AVX2Rows3(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX2Rows3(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Y0
-	VMOVUPS      32(AX), Y1
-	VMOVUPS      128(AX), Y2
-	VMOVUPS      160(AX), Y3
-	VMOVUPS      256(AX), Y4
-	VMOVUPS      288(AX), Y5
-	MOVL         $0xffff0000, R9
-	VMOVD        R9, X6
-	VPBROADCASTD X6, Y6
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VMOVD        DI, X0
+	VPBROADCASTD X0, Y0
+	MOVQ         x+16(FP), DI
+	MOVQ         pairs+24(FP), R8
+	VMOVUPS      (AX), Y1
+	VMOVUPS      32(AX), Y2
+	VMOVUPS      128(AX), Y3
+	VMOVUPS      160(AX), Y4
+	VMOVUPS      256(AX), Y5
+	VMOVUPS      288(AX), Y6
 
 pair:
-	PREFETCHT0   (CX)(SI*1)
-	PREFETCHT1   (DI)
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT1   (BX)
 	VMOVDQU      (CX), Y7
 	VPSLLD       $0x10, Y7, Y7
 	VMOVDQU      32(CX), Y8
 	VPSLLD       $0x10, Y8, Y8
-	VBROADCASTSS (DX), Y9
-	VFMADD231PS  Y7, Y9, Y0
-	VFMADD231PS  Y8, Y9, Y1
-	VBROADCASTSS 4(DX), Y9
-	VFMADD231PS  Y7, Y9, Y2
-	VFMADD231PS  Y8, Y9, Y3
-	VBROADCASTSS 8(DX), Y9
-	VFMADD231PS  Y7, Y9, Y4
-	VFMADD231PS  Y8, Y9, Y5
-	VPAND        (CX), Y6, Y7
-	VPAND        32(CX), Y6, Y8
-	VBROADCASTSS 12(DX), Y9
-	VFMADD231PS  Y7, Y9, Y0
-	VFMADD231PS  Y8, Y9, Y1
-	VBROADCASTSS 16(DX), Y9
-	VFMADD231PS  Y7, Y9, Y2
-	VFMADD231PS  Y8, Y9, Y3
-	VBROADCASTSS 20(DX), Y9
-	VFMADD231PS  Y7, Y9, Y4
-	VFMADD231PS  Y8, Y9, Y5
+	VBROADCASTSS (DI), Y9
+	VFMADD231PS  Y7, Y9, Y1
+	VFMADD231PS  Y8, Y9, Y2
+	VBROADCASTSS 4(DI), Y9
+	VFMADD231PS  Y7, Y9, Y3
+	VFMADD231PS  Y8, Y9, Y4
+	VBROADCASTSS 8(DI), Y9
+	VFMADD231PS  Y7, Y9, Y5
+	VFMADD231PS  Y8, Y9, Y6
+	VPAND        (CX), Y0, Y7
+	VPAND        32(CX), Y0, Y8
+	VBROADCASTSS 12(DI), Y9
+	VFMADD231PS  Y7, Y9, Y1
+	VFMADD231PS  Y8, Y9, Y2
+	VBROADCASTSS 16(DI), Y9
+	VFMADD231PS  Y7, Y9, Y3
+	VFMADD231PS  Y8, Y9, Y4
+	VBROADCASTSS 20(DI), Y9
+	VFMADD231PS  Y7, Y9, Y5
+	VFMADD231PS  Y8, Y9, Y6
 	ADDQ         $0x00000080, CX
-	ADDQ         $0x00000018, DX
-	ADDQ         R8, DI
-	DECQ         BX
+	ADDQ         $0x00000018, DI
+	ADDQ         SI, BX
+	DECQ         R8
 	JNZ          pair
-	VMOVUPS      Y0, (AX)
-	VMOVUPS      Y1, 32(AX)
-	VMOVUPS      Y2, 128(AX)
-	VMOVUPS      Y3, 160(AX)
-	VMOVUPS      Y4, 256(AX)
-	VMOVUPS      Y5, 288(AX)
+	VMOVUPS      Y1, (AX)
+	VMOVUPS      Y2, 32(AX)
+	VMOVUPS      Y3, 128(AX)
+	VMOVUPS      Y4, 160(AX)
+	VMOVUPS      Y5, 256(AX)
+	VMOVUPS      Y6, 288(AX)
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX2Rows4(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX2Rows4(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·tileBF16AVX2Rows4(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX2Rows4(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Y0
-	VMOVUPS      32(AX), Y1
-	VMOVUPS      128(AX), Y2
-	VMOVUPS      160(AX), Y3
-	VMOVUPS      256(AX), Y4
-	VMOVUPS      288(AX), Y5
-	VMOVUPS      384(AX), Y6
-	VMOVUPS      416(AX), Y7
-	MOVL         $0xffff0000, R9
-	VMOVD        R9, X8
-	VPBROADCASTD X8, Y8
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VMOVD        DI, X0
+	VPBROADCASTD X0, Y0
+	MOVQ         x+16(FP), DI
+	MOVQ         pairs+24(FP), R8
+	VMOVUPS      (AX), Y1
+	VMOVUPS      32(AX), Y2
+	VMOVUPS      128(AX), Y3
+	VMOVUPS      160(AX), Y4
+	VMOVUPS      256(AX), Y5
+	VMOVUPS      288(AX), Y6
+	VMOVUPS      384(AX), Y7
+	VMOVUPS      416(AX), Y8
 
 pair:
-	PREFETCHT0   (CX)(SI*1)
-	PREFETCHT1   (DI)
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT1   (BX)
 	VMOVDQU      (CX), Y9
 	VPSLLD       $0x10, Y9, Y9
 	VMOVDQU      32(CX), Y10
 	VPSLLD       $0x10, Y10, Y10
-	VBROADCASTSS (DX), Y11
-	VFMADD231PS  Y9, Y11, Y0
-	VFMADD231PS  Y10, Y11, Y1
-	VBROADCASTSS 4(DX), Y11
-	VFMADD231PS  Y9, Y11, Y2
-	VFMADD231PS  Y10, Y11, Y3
-	VBROADCASTSS 8(DX), Y11
-	VFMADD231PS  Y9, Y11, Y4
-	VFMADD231PS  Y10, Y11, Y5
-	VBROADCASTSS 12(DX), Y11
-	VFMADD231PS  Y9, Y11, Y6
-	VFMADD231PS  Y10, Y11, Y7
-	VPAND        (CX), Y8, Y9
-	VPAND        32(CX), Y8, Y10
-	VBROADCASTSS 16(DX), Y11
-	VFMADD231PS  Y9, Y11, Y0
-	VFMADD231PS  Y10, Y11, Y1
-	VBROADCASTSS 20(DX), Y11
-	VFMADD231PS  Y9, Y11, Y2
-	VFMADD231PS  Y10, Y11, Y3
-	VBROADCASTSS 24(DX), Y11
-	VFMADD231PS  Y9, Y11, Y4
-	VFMADD231PS  Y10, Y11, Y5
-	VBROADCASTSS 28(DX), Y11
-	VFMADD231PS  Y9, Y11, Y6
-	VFMADD231PS  Y10, Y11, Y7
+	VBROADCASTSS (DI), Y11
+	VFMADD231PS  Y9, Y11, Y1
+	VFMADD231PS  Y10, Y11, Y2
+	VBROADCASTSS 4(DI), Y11
+	VFMADD231PS  Y9, Y11, Y3
+	VFMADD231PS  Y10, Y11, Y4
+	VBROADCASTSS 8(DI), Y11
+	VFMADD231PS  Y9, Y11, Y5
+	VFMADD231PS  Y10, Y11, Y6
+	VBROADCASTSS 12(DI), Y11
+	VFMADD231PS  Y9, Y11, Y7
+	VFMADD231PS  Y10, Y11, Y8
+	VPAND        (CX), Y0, Y9
+	VPAND        32(CX), Y0, Y10
+	VBROADCASTSS 16(DI), Y11
+	VFMADD231PS  Y9, Y11, Y1
+	VFMADD231PS  Y10, Y11, Y2
+	VBROADCASTSS 20(DI), Y11
+	VFMADD231PS  Y9, Y11, Y3
+	VFMADD231PS  Y10, Y11, Y4
+	VBROADCASTSS 24(DI), Y11
+	VFMADD231PS  Y9, Y11, Y5
+	VFMADD231PS  Y10, Y11, Y6
+	VBROADCASTSS 28(DI), Y11
+	VFMADD231PS  Y9, Y11, Y7
+	VFMADD231PS  Y10, Y11, Y8
 	ADDQ         $0x00000080, CX
-	ADDQ         $0x00000020, DX
-	ADDQ         R8, DI
-	DECQ         BX
+	ADDQ         $0x00000020, DI
+	ADDQ         SI, BX
+	DECQ         R8
 	JNZ          pair
-	VMOVUPS      Y0, (AX)
-	VMOVUPS      Y1, 32(AX)
-	VMOVUPS      Y2, 128(AX)
-	VMOVUPS      Y3, 160(AX)
-	VMOVUPS      Y4, 256(AX)
-	VMOVUPS      Y5, 288(AX)
-	VMOVUPS      Y6, 384(AX)
-	VMOVUPS      Y7, 416(AX)
+	VMOVUPS      Y1, (AX)
+	VMOVUPS      Y2, 32(AX)
+	VMOVUPS      Y3, 128(AX)
+	VMOVUPS      Y4, 160(AX)
+	VMOVUPS      Y5, 256(AX)
+	VMOVUPS      Y6, 288(AX)
+	VMOVUPS      Y7, 384(AX)
+	VMOVUPS      Y8, 416(AX)
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX2Rows5(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX2Rows5(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·tileBF16AVX2Rows5(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX2Rows5(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Y0
-	VMOVUPS      32(AX), Y1
-	VMOVUPS      128(AX), Y2
-	VMOVUPS      160(AX), Y3
-	VMOVUPS      256(AX), Y4
-	VMOVUPS      288(AX), Y5
-	VMOVUPS      384(AX), Y6
-	VMOVUPS      416(AX), Y7
-	VMOVUPS      512(AX), Y8
-	VMOVUPS      544(AX), Y9
-	MOVL         $0xffff0000, R9
-	VMOVD        R9, X10
-	VPBROADCASTD X10, Y10
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VMOVD        DI, X0
+	VPBROADCASTD X0, Y0
+	MOVQ         x+16(FP), DI
+	MOVQ         pairs+24(FP), R8
+	VMOVUPS      (AX), Y1
+	VMOVUPS      32(AX), Y2
+	VMOVUPS      128(AX), Y3
+	VMOVUPS      160(AX), Y4
+	VMOVUPS      256(AX), Y5
+	VMOVUPS      288(AX), Y6
+	VMOVUPS      384(AX), Y7
+	VMOVUPS      416(AX), Y8
+	VMOVUPS      512(AX), Y9
+	VMOVUPS      544(AX), Y10
 
 pair:
-	PREFETCHT0   (CX)(SI*1)
-	PREFETCHT1   (DI)
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT1   (BX)
 	VMOVDQU      (CX), Y11
 	VPSLLD       $0x10, Y11, Y11
 	VMOVDQU      32(CX), Y12
 	VPSLLD       $0x10, Y12, Y12
-	VBROADCASTSS (DX), Y13
-	VFMADD231PS  Y11, Y13, Y0
-	VFMADD231PS  Y12, Y13, Y1
-	VBROADCASTSS 4(DX), Y13
-	VFMADD231PS  Y11, Y13, Y2
-	VFMADD231PS  Y12, Y13, Y3
-	VBROADCASTSS 8(DX), Y13
-	VFMADD231PS  Y11, Y13, Y4
-	VFMADD231PS  Y12, Y13, Y5
-	VBROADCASTSS 12(DX), Y13
-	VFMADD231PS  Y11, Y13, Y6
-	VFMADD231PS  Y12, Y13, Y7
-	VBROADCASTSS 16(DX), Y13
-	VFMADD231PS  Y11, Y13, Y8
-	VFMADD231PS  Y12, Y13, Y9
-	VPAND        (CX), Y10, Y11
-	VPAND        32(CX), Y10, Y12
-	VBROADCASTSS 20(DX), Y13
-	VFMADD231PS  Y11, Y13, Y0
-	VFMADD231PS  Y12, Y13, Y1
-	VBROADCASTSS 24(DX), Y13
-	VFMADD231PS  Y11, Y13, Y2
-	VFMADD231PS  Y12, Y13, Y3
-	VBROADCASTSS 28(DX), Y13
-	VFMADD231PS  Y11, Y13, Y4
-	VFMADD231PS  Y12, Y13, Y5
-	VBROADCASTSS 32(DX), Y13
-	VFMADD231PS  Y11, Y13, Y6
-	VFMADD231PS  Y12, Y13, Y7
-	VBROADCASTSS 36(DX), Y13
-	VFMADD231PS  Y11, Y13, Y8
-	VFMADD231PS  Y12, Y13, Y9
+	VBROADCASTSS (DI), Y13
+	VFMADD231PS  Y11, Y13, Y1
+	VFMADD231PS  Y12, Y13, Y2
+	VBROADCASTSS 4(DI), Y13
+	VFMADD231PS  Y11, Y13, Y3
+	VFMADD231PS  Y12, Y13, Y4
+	VBROADCASTSS 8(DI), Y13
+	VFMADD231PS  Y11, Y13, Y5
+	VFMADD231PS  Y12, Y13, Y6
+	VBROADCASTSS 12(DI), Y13
+	VFMADD231PS  Y11, Y13, Y7
+	VFMADD231PS  Y12, Y13, Y8
+	VBROADCASTSS 16(DI), Y13
+	VFMADD231PS  Y11, Y13, Y9
+	VFMADD231PS  Y12, Y13, Y10
+	VPAND        (CX), Y0, Y11
+	VPAND        32(CX), Y0, Y12
+	VBROADCASTSS 20(DI), Y13
+	VFMADD231PS  Y11, Y13, Y1
+	VFMADD231PS  Y12, Y13, Y2
+	VBROADCASTSS 24(DI), Y13
+	VFMADD231PS  Y11, Y13, Y3
+	VFMADD231PS  Y12, Y13, Y4
+	VBROADCASTSS 28(DI), Y13
+	VFMADD231PS  Y11, Y13, Y5
+	VFMADD231PS  Y12, Y13, Y6
+	VBROADCASTSS 32(DI), Y13
+	VFMADD231PS  Y11, Y13, Y7
+	VFMADD231PS  Y12, Y13, Y8
+	VBROADCASTSS 36(DI), Y13
+	VFMADD231PS  Y11, Y13, Y9
+	VFMADD231PS  Y12, Y13, Y10
 	ADDQ         $0x00000080, CX
-	ADDQ         $0x00000028, DX
-	ADDQ         R8, DI
-	DECQ         BX
+	ADDQ         $0x00000028, DI
+	ADDQ         SI, BX
+	DECQ         R8
 	JNZ          pair
-	VMOVUPS      Y0, (AX)
-	VMOVUPS      Y1, 32(AX)
-	VMOVUPS      Y2, 128(AX)
-	VMOVUPS      Y3, 160(AX)
-	VMOVUPS      Y4, 256(AX)
-	VMOVUPS      Y5, 288(AX)
-	VMOVUPS      Y6, 384(AX)
-	VMOVUPS      Y7, 416(AX)
-	VMOVUPS      Y8, 512(AX)
-	VMOVUPS      Y9, 544(AX)
+	VMOVUPS      Y1, (AX)
+	VMOVUPS      Y2, 32(AX)
+	VMOVUPS      Y3, 128(AX)
+	VMOVUPS      Y4, 160(AX)
+	VMOVUPS      Y5, 256(AX)
+	VMOVUPS      Y6, 288(AX)
+	VMOVUPS      Y7, 384(AX)
+	VMOVUPS      Y8, 416(AX)
+	VMOVUPS      Y9, 512(AX)
+	VMOVUPS      Y10, 544(AX)
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX2Rows6(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX2Rows6(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·tileBF16AVX2Rows6(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX2Rows6(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Y0
-	VMOVUPS      32(AX), Y1
-	VMOVUPS      128(AX), Y2
-	VMOVUPS      160(AX), Y3
-	VMOVUPS      256(AX), Y4
-	VMOVUPS      288(AX), Y5
-	VMOVUPS      384(AX), Y6
-	VMOVUPS      416(AX), Y7
-	VMOVUPS      512(AX), Y8
-	VMOVUPS      544(AX), Y9
-	VMOVUPS      640(AX), Y10
-	VMOVUPS      672(AX), Y11
-	MOVL         $0xffff0000, R9
-	VMOVD        R9, X12
-	VPBROADCASTD X12, Y12
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VMOVD        DI, X0
+	VPBROADCASTD X0, Y0
+	MOVQ         x+16(FP), DI
+	MOVQ         pairs+24(FP), R8
+	VMOVUPS      (AX), Y1
+	VMOVUPS      32(AX), Y2
+	VMOVUPS      128(AX), Y3
+	VMOVUPS      160(AX), Y4
+	VMOVUPS      256(AX), Y5
+	VMOVUPS      288(AX), Y6
+	VMOVUPS      384(AX), Y7
+	VMOVUPS      416(AX), Y8
+	VMOVUPS      512(AX), Y9
+	VMOVUPS      544(AX), Y10
+	VMOVUPS      640(AX), Y11
+	VMOVUPS      672(AX), Y12
 
 pair:
-	PREFETCHT0   (CX)(SI*1)
-	PREFETCHT1   (DI)
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT1   (BX)
 	VMOVDQU      (CX), Y13
 	VPSLLD       $0x10, Y13, Y13
 	VMOVDQU      32(CX), Y14
 	VPSLLD       $0x10, Y14, Y14
-	VBROADCASTSS (DX), Y15
-	VFMADD231PS  Y13, Y15, Y0
-	VFMADD231PS  Y14, Y15, Y1
-	VBROADCASTSS 4(DX), Y15
-	VFMADD231PS  Y13, Y15, Y2
-	VFMADD231PS  Y14, Y15, Y3
-	VBROADCASTSS 8(DX), Y15
-	VFMADD231PS  Y13, Y15, Y4
-	VFMADD231PS  Y14, Y15, Y5
-	VBROADCASTSS 12(DX), Y15
-	VFMADD231PS  Y13, Y15, Y6
-	VFMADD231PS  Y14, Y15, Y7
-	VBROADCASTSS 16(DX), Y15
-	VFMADD231PS  Y13, Y15, Y8
-	VFMADD231PS  Y14, Y15, Y9
-	VBROADCASTSS 20(DX), Y15
-	VFMADD231PS  Y13, Y15, Y10
-	VFMADD231PS  Y14, Y15, Y11
-	VPAND        (CX), Y12, Y13
-	VPAND        32(CX), Y12, Y14
-	VBROADCASTSS 24(DX), Y15
-	VFMADD231PS  Y13, Y15, Y0
-	VFMADD231PS  Y14, Y15, Y1
-	VBROADCASTSS 28(DX), Y15
-	VFMADD231PS  Y13, Y15, Y2
-	VFMADD231PS  Y14, Y15, Y3
-	VBROADCASTSS 32(DX), Y15
-	VFMADD231PS  Y13, Y15, Y4
-	VFMADD231PS  Y14, Y15, Y5
-	VBROADCASTSS 36(DX), Y15
-	VFMADD231PS  Y13, Y15, Y6
-	VFMADD231PS  Y14, Y15, Y7
-	VBROADCASTSS 40(DX), Y15
-	VFMADD231PS  Y13, Y15, Y8
-	VFMADD231PS  Y14, Y15, Y9
-	VBROADCASTSS 44(DX), Y15
-	VFMADD231PS  Y13, Y15, Y10
-	VFMADD231PS  Y14, Y15, Y11
+	VBROADCASTSS (DI), Y15
+	VFMADD231PS  Y13, Y15, Y1
+	VFMADD231PS  Y14, Y15, Y2
+	VBROADCASTSS 4(DI), Y15
+	VFMADD231PS  Y13, Y15, Y3
+	VFMADD231PS  Y14, Y15, Y4
+	VBROADCASTSS 8(DI), Y15
+	VFMADD231PS  Y13, Y15, Y5
+	VFMADD231PS  Y14, Y15, Y6
+	VBROADCASTSS 12(DI), Y15
+	VFMADD231PS  Y13, Y15, Y7
+	VFMADD231PS  Y14, Y15, Y8
+	VBROADCASTSS 16(DI), Y15
+	VFMADD231PS  Y13, Y15, Y9
+	VFMADD231PS  Y14, Y15, Y10
+	VBROADCASTSS 20(DI), Y15
+	VFMADD231PS  Y13, Y15, Y11
+	VFMADD231PS  Y14, Y15, Y12
+	VPAND        (CX), Y0, Y13
+	VPAND        32(CX), Y0, Y14
+	VBROADCASTSS 24(DI), Y15
+	VFMADD231PS  Y13, Y15, Y1
+	VFMADD231PS  Y14, Y15, Y2
+	VBROADCASTSS 28(DI), Y15
+	VFMADD231PS  Y13, Y15, Y3
+	VFMADD231PS  Y14, Y15, Y4
+	VBROADCASTSS 32(DI), Y15
+	VFMADD231PS  Y13, Y15, Y5
+	VFMADD231PS  Y14, Y15, Y6
+	VBROADCASTSS 36(DI), Y15
+	VFMADD231PS  Y13, Y15, Y7
+	VFMADD231PS  Y14, Y15, Y8
+	VBROADCASTSS 40(DI), Y15
+	VFMADD231PS  Y13, Y15, Y9
+	VFMADD231PS  Y14, Y15, Y10
+	VBROADCASTSS 44(DI), Y15
+	VFMADD231PS  Y13, Y15, Y11
+	VFMADD231PS  Y14, Y15, Y12
 	ADDQ         $0x00000080, CX
-	ADDQ         $0x00000030, DX
-	ADDQ         R8, DI
-	DECQ         BX
+	ADDQ         $0x00000030, DI
+	ADDQ         SI, BX
+	DECQ         R8
 	JNZ          pair
-	VMOVUPS      Y0, (AX)
-	VMOVUPS      Y1, 32(AX)
-	VMOVUPS      Y2, 128(AX)
-	VMOVUPS      Y3, 160(AX)
-	VMOVUPS      Y4, 256(AX)
-	VMOVUPS      Y5, 288(AX)
-	VMOVUPS      Y6, 384(AX)
-	VMOVUPS      Y7, 416(AX)
-	VMOVUPS      Y8, 512(AX)
-	VMOVUPS      Y9, 544(AX)
-	VMOVUPS      Y10, 640(AX)
-	VMOVUPS      Y11, 672(AX)
+	VMOVUPS      Y1, (AX)
+	VMOVUPS      Y2, 32(AX)
+	VMOVUPS      Y3, 128(AX)
+	VMOVUPS      Y4, 160(AX)
+	VMOVUPS      Y5, 256(AX)
+	VMOVUPS      Y6, 288(AX)
+	VMOVUPS      Y7, 384(AX)
+	VMOVUPS      Y8, 416(AX)
+	VMOVUPS      Y9, 512(AX)
+	VMOVUPS      Y10, 544(AX)
+	VMOVUPS      Y11, 640(AX)
+	VMOVUPS      Y12, 672(AX)
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows1(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows1(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows1(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX512Rows1(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Z0
-	VMOVUPS      64(AX), Z1
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z2
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z0
+	MOVQ         panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
+	VMOVUPS (AX), Z1
+	VMOVUPS 64(AX), Z2
 
 pair:
-	PREFETCHT0   (CX)(SI*1)
-	PREFETCHT1   (DI)
-	PREFETCHT0   64(CX)(SI*1)
-	PREFETCHT1   64(DI)
-	VBROADCASTSS (DX), Z3
-	VBROADCASTSS 4(DX), Z4
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT1   (BX)
+	PREFETCHT0   64(CX)(DX*1)
+	PREFETCHT1   64(BX)
+	VBROADCASTSS (R8), Z3
+	VBROADCASTSS 4(R8), Z4
 	VMOVUPS      (CX), Z6
 	VPSLLD       $0x10, Z6, Z5
-	VPANDD       Z6, Z2, Z6
-	VFMADD231PS  Z5, Z3, Z0
-	VFMADD231PS  Z6, Z4, Z0
-	VMOVUPS      64(CX), Z6
-	VPSLLD       $0x10, Z6, Z5
-	VPANDD       Z6, Z2, Z6
+	VPANDD       Z6, Z0, Z6
 	VFMADD231PS  Z5, Z3, Z1
 	VFMADD231PS  Z6, Z4, Z1
+	VMOVUPS      64(CX), Z6
+	VPSLLD       $0x10, Z6, Z5
+	VPANDD       Z6, Z0, Z6
+	VFMADD231PS  Z5, Z3, Z2
+	VFMADD231PS  Z6, Z4, Z2
 	ADDQ         $0x00000080, CX
-	ADDQ         $0x00000008, DX
-	ADDQ         R8, DI
-	DECQ         BX
+	ADDQ         $0x00000008, R8
+	ADDQ         SI, BX
+	DECQ         R9
 	JNZ          pair
-	VMOVUPS      Z0, (AX)
-	VMOVUPS      Z1, 64(AX)
+	VMOVUPS      Z1, (AX)
+	VMOVUPS      Z2, 64(AX)
+	ADDQ         $0x00000080, AX
+	DECQ         DI
+	JNZ          panel
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows2(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows2(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows2(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX512Rows2(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Z0
-	VMOVUPS      64(AX), Z1
-	VMOVUPS      128(AX), Z2
-	VMOVUPS      192(AX), Z3
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z4
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z0
+	MOVQ         panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
+	VMOVUPS (AX), Z1
+	VMOVUPS 64(AX), Z2
+	VMOVUPS 128(AX), Z3
+	VMOVUPS 192(AX), Z4
 
 pair:
-	PREFETCHT0   (CX)(SI*1)
-	PREFETCHT1   (DI)
-	PREFETCHT0   64(CX)(SI*1)
-	PREFETCHT1   64(DI)
-	VBROADCASTSS (DX), Z5
-	VBROADCASTSS 4(DX), Z6
-	VBROADCASTSS 8(DX), Z7
-	VBROADCASTSS 12(DX), Z8
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT1   (BX)
+	PREFETCHT0   64(CX)(DX*1)
+	PREFETCHT1   64(BX)
+	VBROADCASTSS (R8), Z5
+	VBROADCASTSS 4(R8), Z6
+	VBROADCASTSS 8(R8), Z7
+	VBROADCASTSS 12(R8), Z8
 	VMOVUPS      (CX), Z10
 	VPSLLD       $0x10, Z10, Z9
-	VPANDD       Z10, Z4, Z10
-	VFMADD231PS  Z9, Z5, Z0
-	VFMADD231PS  Z9, Z6, Z2
-	VFMADD231PS  Z10, Z7, Z0
-	VFMADD231PS  Z10, Z8, Z2
-	VMOVUPS      64(CX), Z10
-	VPSLLD       $0x10, Z10, Z9
-	VPANDD       Z10, Z4, Z10
+	VPANDD       Z10, Z0, Z10
 	VFMADD231PS  Z9, Z5, Z1
 	VFMADD231PS  Z9, Z6, Z3
 	VFMADD231PS  Z10, Z7, Z1
 	VFMADD231PS  Z10, Z8, Z3
+	VMOVUPS      64(CX), Z10
+	VPSLLD       $0x10, Z10, Z9
+	VPANDD       Z10, Z0, Z10
+	VFMADD231PS  Z9, Z5, Z2
+	VFMADD231PS  Z9, Z6, Z4
+	VFMADD231PS  Z10, Z7, Z2
+	VFMADD231PS  Z10, Z8, Z4
 	ADDQ         $0x00000080, CX
-	ADDQ         $0x00000010, DX
-	ADDQ         R8, DI
-	DECQ         BX
+	ADDQ         $0x00000010, R8
+	ADDQ         SI, BX
+	DECQ         R9
 	JNZ          pair
-	VMOVUPS      Z0, (AX)
-	VMOVUPS      Z1, 64(AX)
-	VMOVUPS      Z2, 128(AX)
-	VMOVUPS      Z3, 192(AX)
+	VMOVUPS      Z1, (AX)
+	VMOVUPS      Z2, 64(AX)
+	VMOVUPS      Z3, 128(AX)
+	VMOVUPS      Z4, 192(AX)
+	ADDQ         $0x00000100, AX
+	DECQ         DI
+	JNZ          panel
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows3(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows3(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows3(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX512Rows3(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Z0
-	VMOVUPS      64(AX), Z1
-	VMOVUPS      128(AX), Z2
-	VMOVUPS      192(AX), Z3
-	VMOVUPS      256(AX), Z4
-	VMOVUPS      320(AX), Z5
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z6
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z0
+	MOVQ         panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
+	VMOVUPS (AX), Z1
+	VMOVUPS 64(AX), Z2
+	VMOVUPS 128(AX), Z3
+	VMOVUPS 192(AX), Z4
+	VMOVUPS 256(AX), Z5
+	VMOVUPS 320(AX), Z6
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
 	VPSLLD           $0x10, (CX), Z7
 	VPSLLD           $0x10, 64(CX), Z8
-	VBROADCASTSS     (DX), Z9
-	VFMADD231PS      Z7, Z9, Z0
-	VFMADD231PS      Z8, Z9, Z1
-	VFMADD231PS.BCST 4(DX), Z7, Z2
-	VFMADD231PS.BCST 4(DX), Z8, Z3
-	VBROADCASTSS     8(DX), Z9
-	VFMADD231PS      Z7, Z9, Z4
-	VFMADD231PS      Z8, Z9, Z5
-	VPANDD           (CX), Z6, Z7
-	VPANDD           64(CX), Z6, Z8
-	VBROADCASTSS     12(DX), Z9
-	VFMADD231PS      Z7, Z9, Z0
-	VFMADD231PS      Z8, Z9, Z1
-	VFMADD231PS.BCST 16(DX), Z7, Z2
-	VFMADD231PS.BCST 16(DX), Z8, Z3
-	VBROADCASTSS     20(DX), Z9
-	VFMADD231PS      Z7, Z9, Z4
-	VFMADD231PS      Z8, Z9, Z5
+	VBROADCASTSS     (R8), Z9
+	VFMADD231PS      Z7, Z9, Z1
+	VFMADD231PS      Z8, Z9, Z2
+	VFMADD231PS.BCST 4(R8), Z7, Z3
+	VFMADD231PS.BCST 4(R8), Z8, Z4
+	VBROADCASTSS     8(R8), Z9
+	VFMADD231PS      Z7, Z9, Z5
+	VFMADD231PS      Z8, Z9, Z6
+	VPANDD           (CX), Z0, Z7
+	VPANDD           64(CX), Z0, Z8
+	VBROADCASTSS     12(R8), Z9
+	VFMADD231PS      Z7, Z9, Z1
+	VFMADD231PS      Z8, Z9, Z2
+	VFMADD231PS.BCST 16(R8), Z7, Z3
+	VFMADD231PS.BCST 16(R8), Z8, Z4
+	VBROADCASTSS     20(R8), Z9
+	VFMADD231PS      Z7, Z9, Z5
+	VFMADD231PS      Z8, Z9, Z6
 	ADDQ             $0x00000080, CX
-	ADDQ             $0x00000018, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000018, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
-	VMOVUPS          Z0, (AX)
-	VMOVUPS          Z1, 64(AX)
-	VMOVUPS          Z2, 128(AX)
-	VMOVUPS          Z3, 192(AX)
-	VMOVUPS          Z4, 256(AX)
-	VMOVUPS          Z5, 320(AX)
+	VMOVUPS          Z1, (AX)
+	VMOVUPS          Z2, 64(AX)
+	VMOVUPS          Z3, 128(AX)
+	VMOVUPS          Z4, 192(AX)
+	VMOVUPS          Z5, 256(AX)
+	VMOVUPS          Z6, 320(AX)
+	ADDQ             $0x00000180, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows4(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows4(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows4(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX512Rows4(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Z0
-	VMOVUPS      64(AX), Z1
-	VMOVUPS      128(AX), Z2
-	VMOVUPS      192(AX), Z3
-	VMOVUPS      256(AX), Z4
-	VMOVUPS      320(AX), Z5
-	VMOVUPS      384(AX), Z6
-	VMOVUPS      448(AX), Z7
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z8
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z0
+	MOVQ         panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
+	VMOVUPS (AX), Z1
+	VMOVUPS 64(AX), Z2
+	VMOVUPS 128(AX), Z3
+	VMOVUPS 192(AX), Z4
+	VMOVUPS 256(AX), Z5
+	VMOVUPS 320(AX), Z6
+	VMOVUPS 384(AX), Z7
+	VMOVUPS 448(AX), Z8
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
 	VPSLLD           $0x10, (CX), Z9
 	VPSLLD           $0x10, 64(CX), Z10
-	VBROADCASTSS     (DX), Z11
-	VFMADD231PS      Z9, Z11, Z0
-	VFMADD231PS      Z10, Z11, Z1
-	VFMADD231PS.BCST 4(DX), Z9, Z2
-	VFMADD231PS.BCST 4(DX), Z10, Z3
-	VBROADCASTSS     8(DX), Z11
-	VFMADD231PS      Z9, Z11, Z4
-	VFMADD231PS      Z10, Z11, Z5
-	VFMADD231PS.BCST 12(DX), Z9, Z6
-	VFMADD231PS.BCST 12(DX), Z10, Z7
-	VPANDD           (CX), Z8, Z9
-	VPANDD           64(CX), Z8, Z10
-	VBROADCASTSS     16(DX), Z11
-	VFMADD231PS      Z9, Z11, Z0
-	VFMADD231PS      Z10, Z11, Z1
-	VFMADD231PS.BCST 20(DX), Z9, Z2
-	VFMADD231PS.BCST 20(DX), Z10, Z3
-	VBROADCASTSS     24(DX), Z11
-	VFMADD231PS      Z9, Z11, Z4
-	VFMADD231PS      Z10, Z11, Z5
-	VFMADD231PS.BCST 28(DX), Z9, Z6
-	VFMADD231PS.BCST 28(DX), Z10, Z7
+	VBROADCASTSS     (R8), Z11
+	VFMADD231PS      Z9, Z11, Z1
+	VFMADD231PS      Z10, Z11, Z2
+	VFMADD231PS.BCST 4(R8), Z9, Z3
+	VFMADD231PS.BCST 4(R8), Z10, Z4
+	VBROADCASTSS     8(R8), Z11
+	VFMADD231PS      Z9, Z11, Z5
+	VFMADD231PS      Z10, Z11, Z6
+	VFMADD231PS.BCST 12(R8), Z9, Z7
+	VFMADD231PS.BCST 12(R8), Z10, Z8
+	VPANDD           (CX), Z0, Z9
+	VPANDD           64(CX), Z0, Z10
+	VBROADCASTSS     16(R8), Z11
+	VFMADD231PS      Z9, Z11, Z1
+	VFMADD231PS      Z10, Z11, Z2
+	VFMADD231PS.BCST 20(R8), Z9, Z3
+	VFMADD231PS.BCST 20(R8), Z10, Z4
+	VBROADCASTSS     24(R8), Z11
+	VFMADD231PS      Z9, Z11, Z5
+	VFMADD231PS      Z10, Z11, Z6
+	VFMADD231PS.BCST 28(R8), Z9, Z7
+	VFMADD231PS.BCST 28(R8), Z10, Z8
 	ADDQ             $0x00000080, CX
-	ADDQ             $0x00000020, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000020, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
-	VMOVUPS          Z0, (AX)
-	VMOVUPS          Z1, 64(AX)
-	VMOVUPS          Z2, 128(AX)
-	VMOVUPS          Z3, 192(AX)
-	VMOVUPS          Z4, 256(AX)
-	VMOVUPS          Z5, 320(AX)
-	VMOVUPS          Z6, 384(AX)
-	VMOVUPS          Z7, 448(AX)
+	VMOVUPS          Z1, (AX)
+	VMOVUPS          Z2, 64(AX)
+	VMOVUPS          Z3, 128(AX)
+	VMOVUPS          Z4, 192(AX)
+	VMOVUPS          Z5, 256(AX)
+	VMOVUPS          Z6, 320(AX)
+	VMOVUPS          Z7, 384(AX)
+	VMOVUPS          Z8, 448(AX)
+	ADDQ             $0x00000200, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows5(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows5(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows5(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX512Rows5(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Z0
-	VMOVUPS      64(AX), Z1
-	VMOVUPS      128(AX), Z2
-	VMOVUPS      192(AX), Z3
-	VMOVUPS      256(AX), Z4
-	VMOVUPS      320(AX), Z5
-	VMOVUPS      384(AX), Z6
-	VMOVUPS      448(AX), Z7
-	VMOVUPS      512(AX), Z8
-	VMOVUPS      576(AX), Z9
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z10
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z0
+	MOVQ         panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
+	VMOVUPS (AX), Z1
+	VMOVUPS 64(AX), Z2
+	VMOVUPS 128(AX), Z3
+	VMOVUPS 192(AX), Z4
+	VMOVUPS 256(AX), Z5
+	VMOVUPS 320(AX), Z6
+	VMOVUPS 384(AX), Z7
+	VMOVUPS 448(AX), Z8
+	VMOVUPS 512(AX), Z9
+	VMOVUPS 576(AX), Z10
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
 	VPSLLD           $0x10, (CX), Z11
 	VPSLLD           $0x10, 64(CX), Z12
-	VBROADCASTSS     (DX), Z13
-	VFMADD231PS      Z11, Z13, Z0
-	VFMADD231PS      Z12, Z13, Z1
-	VFMADD231PS.BCST 4(DX), Z11, Z2
-	VFMADD231PS.BCST 4(DX), Z12, Z3
-	VBROADCASTSS     8(DX), Z13
-	VFMADD231PS      Z11, Z13, Z4
-	VFMADD231PS      Z12, Z13, Z5
-	VFMADD231PS.BCST 12(DX), Z11, Z6
-	VFMADD231PS.BCST 12(DX), Z12, Z7
-	VBROADCASTSS     16(DX), Z13
-	VFMADD231PS      Z11, Z13, Z8
-	VFMADD231PS      Z12, Z13, Z9
-	VPANDD           (CX), Z10, Z11
-	VPANDD           64(CX), Z10, Z12
-	VBROADCASTSS     20(DX), Z13
-	VFMADD231PS      Z11, Z13, Z0
-	VFMADD231PS      Z12, Z13, Z1
-	VFMADD231PS.BCST 24(DX), Z11, Z2
-	VFMADD231PS.BCST 24(DX), Z12, Z3
-	VBROADCASTSS     28(DX), Z13
-	VFMADD231PS      Z11, Z13, Z4
-	VFMADD231PS      Z12, Z13, Z5
-	VFMADD231PS.BCST 32(DX), Z11, Z6
-	VFMADD231PS.BCST 32(DX), Z12, Z7
-	VBROADCASTSS     36(DX), Z13
-	VFMADD231PS      Z11, Z13, Z8
-	VFMADD231PS      Z12, Z13, Z9
+	VBROADCASTSS     (R8), Z13
+	VFMADD231PS      Z11, Z13, Z1
+	VFMADD231PS      Z12, Z13, Z2
+	VFMADD231PS.BCST 4(R8), Z11, Z3
+	VFMADD231PS.BCST 4(R8), Z12, Z4
+	VBROADCASTSS     8(R8), Z13
+	VFMADD231PS      Z11, Z13, Z5
+	VFMADD231PS      Z12, Z13, Z6
+	VFMADD231PS.BCST 12(R8), Z11, Z7
+	VFMADD231PS.BCST 12(R8), Z12, Z8
+	VBROADCASTSS     16(R8), Z13
+	VFMADD231PS      Z11, Z13, Z9
+	VFMADD231PS      Z12, Z13, Z10
+	VPANDD           (CX), Z0, Z11
+	VPANDD           64(CX), Z0, Z12
+	VBROADCASTSS     20(R8), Z13
+	VFMADD231PS      Z11, Z13, Z1
+	VFMADD231PS      Z12, Z13, Z2
+	VFMADD231PS.BCST 24(R8), Z11, Z3
+	VFMADD231PS.BCST 24(R8), Z12, Z4
+	VBROADCASTSS     28(R8), Z13
+	VFMADD231PS      Z11, Z13, Z5
+	VFMADD231PS      Z12, Z13, Z6
+	VFMADD231PS.BCST 32(R8), Z11, Z7
+	VFMADD231PS.BCST 32(R8), Z12, Z8
+	VBROADCASTSS     36(R8), Z13
+	VFMADD231PS      Z11, Z13, Z9
+	VFMADD231PS      Z12, Z13, Z10
 	ADDQ             $0x00000080, CX
-	ADDQ             $0x00000028, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000028, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
-	VMOVUPS          Z0, (AX)
-	VMOVUPS          Z1, 64(AX)
-	VMOVUPS          Z2, 128(AX)
-	VMOVUPS          Z3, 192(AX)
-	VMOVUPS          Z4, 256(AX)
-	VMOVUPS          Z5, 320(AX)
-	VMOVUPS          Z6, 384(AX)
-	VMOVUPS          Z7, 448(AX)
-	VMOVUPS          Z8, 512(AX)
-	VMOVUPS          Z9, 576(AX)
+	VMOVUPS          Z1, (AX)
+	VMOVUPS          Z2, 64(AX)
+	VMOVUPS          Z3, 128(AX)
+	VMOVUPS          Z4, 192(AX)
+	VMOVUPS          Z5, 256(AX)
+	VMOVUPS          Z6, 320(AX)
+	VMOVUPS          Z7, 384(AX)
+	VMOVUPS          Z8, 448(AX)
+	VMOVUPS          Z9, 512(AX)
+	VMOVUPS          Z10, 576(AX)
+	ADDQ             $0x00000280, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows6(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows6(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows6(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX512Rows6(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Z0
-	VMOVUPS      64(AX), Z1
-	VMOVUPS      128(AX), Z2
-	VMOVUPS      192(AX), Z3
-	VMOVUPS      256(AX), Z4
-	VMOVUPS      320(AX), Z5
-	VMOVUPS      384(AX), Z6
-	VMOVUPS      448(AX), Z7
-	VMOVUPS      512(AX), Z8
-	VMOVUPS      576(AX), Z9
-	VMOVUPS      640(AX), Z10
-	VMOVUPS      704(AX), Z11
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z12
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z0
+	MOVQ         panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
+	VMOVUPS (AX), Z1
+	VMOVUPS 64(AX), Z2
+	VMOVUPS 128(AX), Z3
+	VMOVUPS 192(AX), Z4
+	VMOVUPS 256(AX), Z5
+	VMOVUPS 320(AX), Z6
+	VMOVUPS 384(AX), Z7
+	VMOVUPS 448(AX), Z8
+	VMOVUPS 512(AX), Z9
+	VMOVUPS 576(AX), Z10
+	VMOVUPS 640(AX), Z11
+	VMOVUPS 704(AX), Z12
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
 	VPSLLD           $0x10, (CX), Z13
 	VPSLLD           $0x10, 64(CX), Z14
-	VBROADCASTSS     (DX), Z15
-	VFMADD231PS      Z13, Z15, Z0
-	VFMADD231PS      Z14, Z15, Z1
-	VFMADD231PS.BCST 4(DX), Z13, Z2
-	VFMADD231PS.BCST 4(DX), Z14, Z3
-	VBROADCASTSS     8(DX), Z15
-	VFMADD231PS      Z13, Z15, Z4
-	VFMADD231PS      Z14, Z15, Z5
-	VFMADD231PS.BCST 12(DX), Z13, Z6
-	VFMADD231PS.BCST 12(DX), Z14, Z7
-	VBROADCASTSS     16(DX), Z15
-	VFMADD231PS      Z13, Z15, Z8
-	VFMADD231PS      Z14, Z15, Z9
-	VFMADD231PS.BCST 20(DX), Z13, Z10
-	VFMADD231PS.BCST 20(DX), Z14, Z11
-	VPANDD           (CX), Z12, Z13
-	VPANDD           64(CX), Z12, Z14
-	VBROADCASTSS     24(DX), Z15
-	VFMADD231PS      Z13, Z15, Z0
-	VFMADD231PS      Z14, Z15, Z1
-	VFMADD231PS.BCST 28(DX), Z13, Z2
-	VFMADD231PS.BCST 28(DX), Z14, Z3
-	VBROADCASTSS     32(DX), Z15
-	VFMADD231PS      Z13, Z15, Z4
-	VFMADD231PS      Z14, Z15, Z5
-	VFMADD231PS.BCST 36(DX), Z13, Z6
-	VFMADD231PS.BCST 36(DX), Z14, Z7
-	VBROADCASTSS     40(DX), Z15
-	VFMADD231PS      Z13, Z15, Z8
-	VFMADD231PS      Z14, Z15, Z9
-	VFMADD231PS.BCST 44(DX), Z13, Z10
-	VFMADD231PS.BCST 44(DX), Z14, Z11
+	VBROADCASTSS     (R8), Z15
+	VFMADD231PS      Z13, Z15, Z1
+	VFMADD231PS      Z14, Z15, Z2
+	VFMADD231PS.BCST 4(R8), Z13, Z3
+	VFMADD231PS.BCST 4(R8), Z14, Z4
+	VBROADCASTSS     8(R8), Z15
+	VFMADD231PS      Z13, Z15, Z5
+	VFMADD231PS      Z14, Z15, Z6
+	VFMADD231PS.BCST 12(R8), Z13, Z7
+	VFMADD231PS.BCST 12(R8), Z14, Z8
+	VBROADCASTSS     16(R8), Z15
+	VFMADD231PS      Z13, Z15, Z9
+	VFMADD231PS      Z14, Z15, Z10
+	VFMADD231PS.BCST 20(R8), Z13, Z11
+	VFMADD231PS.BCST 20(R8), Z14, Z12
+	VPANDD           (CX), Z0, Z13
+	VPANDD           64(CX), Z0, Z14
+	VBROADCASTSS     24(R8), Z15
+	VFMADD231PS      Z13, Z15, Z1
+	VFMADD231PS      Z14, Z15, Z2
+	VFMADD231PS.BCST 28(R8), Z13, Z3
+	VFMADD231PS.BCST 28(R8), Z14, Z4
+	VBROADCASTSS     32(R8), Z15
+	VFMADD231PS      Z13, Z15, Z5
+	VFMADD231PS      Z14, Z15, Z6
+	VFMADD231PS.BCST 36(R8), Z13, Z7
+	VFMADD231PS.BCST 36(R8), Z14, Z8
+	VBROADCASTSS     40(R8), Z15
+	VFMADD231PS      Z13, Z15, Z9
+	VFMADD231PS      Z14, Z15, Z10
+	VFMADD231PS.BCST 44(R8), Z13, Z11
+	VFMADD231PS.BCST 44(R8), Z14, Z12
 	ADDQ             $0x00000080, CX
-	ADDQ             $0x00000030, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000030, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
-	VMOVUPS          Z0, (AX)
-	VMOVUPS          Z1, 64(AX)
-	VMOVUPS          Z2, 128(AX)
-	VMOVUPS          Z3, 192(AX)
-	VMOVUPS          Z4, 256(AX)
-	VMOVUPS          Z5, 320(AX)
-	VMOVUPS          Z6, 384(AX)
-	VMOVUPS          Z7, 448(AX)
-	VMOVUPS          Z8, 512(AX)
-	VMOVUPS          Z9, 576(AX)
-	VMOVUPS          Z10, 640(AX)
-	VMOVUPS          Z11, 704(AX)
+	VMOVUPS          Z1, (AX)
+	VMOVUPS          Z2, 64(AX)
+	VMOVUPS          Z3, 128(AX)
+	VMOVUPS          Z4, 192(AX)
+	VMOVUPS          Z5, 256(AX)
+	VMOVUPS          Z6, 320(AX)
+	VMOVUPS          Z7, 384(AX)
+	VMOVUPS          Z8, 448(AX)
+	VMOVUPS          Z9, 512(AX)
+	VMOVUPS          Z10, 576(AX)
+	VMOVUPS          Z11, 640(AX)
+	VMOVUPS          Z12, 704(AX)
+	ADDQ             $0x00000300, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows7(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows7(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows7(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX512Rows7(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Z0
-	VMOVUPS      64(AX), Z1
-	VMOVUPS      128(AX), Z2
-	VMOVUPS      192(AX), Z3
-	VMOVUPS      256(AX), Z4
-	VMOVUPS      320(AX), Z5
-	VMOVUPS      384(AX), Z6
-	VMOVUPS      448(AX), Z7
-	VMOVUPS      512(AX), Z8
-	VMOVUPS      576(AX), Z9
-	VMOVUPS      640(AX), Z10
-	VMOVUPS      704(AX), Z11
-	VMOVUPS      768(AX), Z12
-	VMOVUPS      832(AX), Z13
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z14
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z0
+	MOVQ         panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
+	VMOVUPS (AX), Z1
+	VMOVUPS 64(AX), Z2
+	VMOVUPS 128(AX), Z3
+	VMOVUPS 192(AX), Z4
+	VMOVUPS 256(AX), Z5
+	VMOVUPS 320(AX), Z6
+	VMOVUPS 384(AX), Z7
+	VMOVUPS 448(AX), Z8
+	VMOVUPS 512(AX), Z9
+	VMOVUPS 576(AX), Z10
+	VMOVUPS 640(AX), Z11
+	VMOVUPS 704(AX), Z12
+	VMOVUPS 768(AX), Z13
+	VMOVUPS 832(AX), Z14
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
 	VPSLLD           $0x10, (CX), Z15
 	VPSLLD           $0x10, 64(CX), Z16
-	VBROADCASTSS     (DX), Z17
-	VFMADD231PS      Z15, Z17, Z0
-	VFMADD231PS      Z16, Z17, Z1
-	VFMADD231PS.BCST 4(DX), Z15, Z2
-	VFMADD231PS.BCST 4(DX), Z16, Z3
-	VBROADCASTSS     8(DX), Z17
-	VFMADD231PS      Z15, Z17, Z4
-	VFMADD231PS      Z16, Z17, Z5
-	VFMADD231PS.BCST 12(DX), Z15, Z6
-	VFMADD231PS.BCST 12(DX), Z16, Z7
-	VBROADCASTSS     16(DX), Z17
-	VFMADD231PS      Z15, Z17, Z8
-	VFMADD231PS      Z16, Z17, Z9
-	VFMADD231PS.BCST 20(DX), Z15, Z10
-	VFMADD231PS.BCST 20(DX), Z16, Z11
-	VBROADCASTSS     24(DX), Z17
-	VFMADD231PS      Z15, Z17, Z12
-	VFMADD231PS      Z16, Z17, Z13
-	VPANDD           (CX), Z14, Z15
-	VPANDD           64(CX), Z14, Z16
-	VBROADCASTSS     28(DX), Z17
-	VFMADD231PS      Z15, Z17, Z0
-	VFMADD231PS      Z16, Z17, Z1
-	VFMADD231PS.BCST 32(DX), Z15, Z2
-	VFMADD231PS.BCST 32(DX), Z16, Z3
-	VBROADCASTSS     36(DX), Z17
-	VFMADD231PS      Z15, Z17, Z4
-	VFMADD231PS      Z16, Z17, Z5
-	VFMADD231PS.BCST 40(DX), Z15, Z6
-	VFMADD231PS.BCST 40(DX), Z16, Z7
-	VBROADCASTSS     44(DX), Z17
-	VFMADD231PS      Z15, Z17, Z8
-	VFMADD231PS      Z16, Z17, Z9
-	VFMADD231PS.BCST 48(DX), Z15, Z10
-	VFMADD231PS.BCST 48(DX), Z16, Z11
-	VBROADCASTSS     52(DX), Z17
-	VFMADD231PS      Z15, Z17, Z12
-	VFMADD231PS      Z16, Z17, Z13
+	VBROADCASTSS     (R8), Z17
+	VFMADD231PS      Z15, Z17, Z1
+	VFMADD231PS      Z16, Z17, Z2
+	VFMADD231PS.BCST 4(R8), Z15, Z3
+	VFMADD231PS.BCST 4(R8), Z16, Z4
+	VBROADCASTSS     8(R8), Z17
+	VFMADD231PS      Z15, Z17, Z5
+	VFMADD231PS      Z16, Z17, Z6
+	VFMADD231PS.BCST 12(R8), Z15, Z7
+	VFMADD231PS.BCST 12(R8), Z16, Z8
+	VBROADCASTSS     16(R8), Z17
+	VFMADD231PS      Z15, Z17, Z9
+	VFMADD231PS      Z16, Z17, Z10
+	VFMADD231PS.BCST 20(R8), Z15, Z11
+	VFMADD231PS.BCST 20(R8), Z16, Z12
+	VBROADCASTSS     24(R8), Z17
+	VFMADD231PS      Z15, Z17, Z13
+	VFMADD231PS      Z16, Z17, Z14
+	VPANDD           (CX), Z0, Z15
+	VPANDD           64(CX), Z0, Z16
+	VBROADCASTSS     28(R8), Z17
+	VFMADD231PS      Z15, Z17, Z1
+	VFMADD231PS      Z16, Z17, Z2
+	VFMADD231PS.BCST 32(R8), Z15, Z3
+	VFMADD231PS.BCST 32(R8), Z16, Z4
+	VBROADCASTSS     36(R8), Z17
+	VFMADD231PS      Z15, Z17, Z5
+	VFMADD231PS      Z16, Z17, Z6
+	VFMADD231PS.BCST 40(R8), Z15, Z7
+	VFMADD231PS.BCST 40(R8), Z16, Z8
+	VBROADCASTSS     44(R8), Z17
+	VFMADD231PS      Z15, Z17, Z9
+	VFMADD231PS      Z16, Z17, Z10
+	VFMADD231PS.BCST 48(R8), Z15, Z11
+	VFMADD231PS.BCST 48(R8), Z16, Z12
+	VBROADCASTSS     52(R8), Z17
+	VFMADD231PS      Z15, Z17, Z13
+	VFMADD231PS      Z16, Z17, Z14
 	ADDQ             $0x00000080, CX
-	ADDQ             $0x00000038, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000038, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
-	VMOVUPS          Z0, (AX)
-	VMOVUPS          Z1, 64(AX)
-	VMOVUPS          Z2, 128(AX)
-	VMOVUPS          Z3, 192(AX)
-	VMOVUPS          Z4, 256(AX)
-	VMOVUPS          Z5, 320(AX)
-	VMOVUPS          Z6, 384(AX)
-	VMOVUPS          Z7, 448(AX)
-	VMOVUPS          Z8, 512(AX)
-	VMOVUPS          Z9, 576(AX)
-	VMOVUPS          Z10, 640(AX)
-	VMOVUPS          Z11, 704(AX)
-	VMOVUPS          Z12, 768(AX)
-	VMOVUPS          Z13, 832(AX)
+	VMOVUPS          Z1, (AX)
+	VMOVUPS          Z2, 64(AX)
+	VMOVUPS          Z3, 128(AX)
+	VMOVUPS          Z4, 192(AX)
+	VMOVUPS          Z5, 256(AX)
+	VMOVUPS          Z6, 320(AX)
+	VMOVUPS          Z7, 384(AX)
+	VMOVUPS          Z8, 448(AX)
+	VMOVUPS          Z9, 512(AX)
+	VMOVUPS          Z10, 576(AX)
+	VMOVUPS          Z11, 640(AX)
+	VMOVUPS          Z12, 704(AX)
+	VMOVUPS          Z13, 768(AX)
+	VMOVUPS          Z14, 832(AX)
+	ADDQ             $0x00000380, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows8(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows8(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows8(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX512Rows8(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Z0
-	VMOVUPS      64(AX), Z1
-	VMOVUPS      128(AX), Z2
-	VMOVUPS      192(AX), Z3
-	VMOVUPS      256(AX), Z4
-	VMOVUPS      320(AX), Z5
-	VMOVUPS      384(AX), Z6
-	VMOVUPS      448(AX), Z7
-	VMOVUPS      512(AX), Z8
-	VMOVUPS      576(AX), Z9
-	VMOVUPS      640(AX), Z10
-	VMOVUPS      704(AX), Z11
-	VMOVUPS      768(AX), Z12
-	VMOVUPS      832(AX), Z13
-	VMOVUPS      896(AX), Z14
-	VMOVUPS      960(AX), Z15
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z16
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z0
+	MOVQ         panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
+	VMOVUPS (AX), Z1
+	VMOVUPS 64(AX), Z2
+	VMOVUPS 128(AX), Z3
+	VMOVUPS 192(AX), Z4
+	VMOVUPS 256(AX), Z5
+	VMOVUPS 320(AX), Z6
+	VMOVUPS 384(AX), Z7
+	VMOVUPS 448(AX), Z8
+	VMOVUPS 512(AX), Z9
+	VMOVUPS 576(AX), Z10
+	VMOVUPS 640(AX), Z11
+	VMOVUPS 704(AX), Z12
+	VMOVUPS 768(AX), Z13
+	VMOVUPS 832(AX), Z14
+	VMOVUPS 896(AX), Z15
+	VMOVUPS 960(AX), Z16
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
 	VPSLLD           $0x10, (CX), Z17
 	VPSLLD           $0x10, 64(CX), Z18
-	VBROADCASTSS     (DX), Z19
-	VFMADD231PS      Z17, Z19, Z0
-	VFMADD231PS      Z18, Z19, Z1
-	VFMADD231PS.BCST 4(DX), Z17, Z2
-	VFMADD231PS.BCST 4(DX), Z18, Z3
-	VBROADCASTSS     8(DX), Z19
-	VFMADD231PS      Z17, Z19, Z4
-	VFMADD231PS      Z18, Z19, Z5
-	VFMADD231PS.BCST 12(DX), Z17, Z6
-	VFMADD231PS.BCST 12(DX), Z18, Z7
-	VBROADCASTSS     16(DX), Z19
-	VFMADD231PS      Z17, Z19, Z8
-	VFMADD231PS      Z18, Z19, Z9
-	VFMADD231PS.BCST 20(DX), Z17, Z10
-	VFMADD231PS.BCST 20(DX), Z18, Z11
-	VBROADCASTSS     24(DX), Z19
-	VFMADD231PS      Z17, Z19, Z12
-	VFMADD231PS      Z18, Z19, Z13
-	VFMADD231PS.BCST 28(DX), Z17, Z14
-	VFMADD231PS.BCST 28(DX), Z18, Z15
-	VPANDD           (CX), Z16, Z17
-	VPANDD           64(CX), Z16, Z18
-	VBROADCASTSS     32(DX), Z19
-	VFMADD231PS      Z17, Z19, Z0
-	VFMADD231PS      Z18, Z19, Z1
-	VFMADD231PS.BCST 36(DX), Z17, Z2
-	VFMADD231PS.BCST 36(DX), Z18, Z3
-	VBROADCASTSS     40(DX), Z19
-	VFMADD231PS      Z17, Z19, Z4
-	VFMADD231PS      Z18, Z19, Z5
-	VFMADD231PS.BCST 44(DX), Z17, Z6
-	VFMADD231PS.BCST 44(DX), Z18, Z7
-	VBROADCASTSS     48(DX), Z19
-	VFMADD231PS      Z17, Z19, Z8
-	VFMADD231PS      Z18, Z19, Z9
-	VFMADD231PS.BCST 52(DX), Z17, Z10
-	VFMADD231PS.BCST 52(DX), Z18, Z11
-	VBROADCASTSS     56(DX), Z19
-	VFMADD231PS      Z17, Z19, Z12
-	VFMADD231PS      Z18, Z19, Z13
-	VFMADD231PS.BCST 60(DX), Z17, Z14
-	VFMADD231PS.BCST 60(DX), Z18, Z15
+	VBROADCASTSS     (R8), Z19
+	VFMADD231PS      Z17, Z19, Z1
+	VFMADD231PS      Z18, Z19, Z2
+	VFMADD231PS.BCST 4(R8), Z17, Z3
+	VFMADD231PS.BCST 4(R8), Z18, Z4
+	VBROADCASTSS     8(R8), Z19
+	VFMADD231PS      Z17, Z19, Z5
+	VFMADD231PS      Z18, Z19, Z6
+	VFMADD231PS.BCST 12(R8), Z17, Z7
+	VFMADD231PS.BCST 12(R8), Z18, Z8
+	VBROADCASTSS     16(R8), Z19
+	VFMADD231PS      Z17, Z19, Z9
+	VFMADD231PS      Z18, Z19, Z10
+	VFMADD231PS.BCST 20(R8), Z17, Z11
+	VFMADD231PS.BCST 20(R8), Z18, Z12
+	VBROADCASTSS     24(R8), Z19
+	VFMADD231PS      Z17, Z19, Z13
+	VFMADD231PS      Z18, Z19, Z14
+	VFMADD231PS.BCST 28(R8), Z17, Z15
+	VFMADD231PS.BCST 28(R8), Z18, Z16
+	VPANDD           (CX), Z0, Z17
+	VPANDD           64(CX), Z0, Z18
+	VBROADCASTSS     32(R8), Z19
+	VFMADD231PS      Z17, Z19, Z1
+	VFMADD231PS      Z18, Z19, Z2
+	VFMADD231PS.BCST 36(R8), Z17, Z3
+	VFMADD231PS.BCST 36(R8), Z18, Z4
+	VBROADCASTSS     40(R8), Z19
+	VFMADD231PS      Z17, Z19, Z5
+	VFMADD231PS      Z18, Z19, Z6
+	VFMADD231PS.BCST 44(R8), Z17, Z7
+	VFMADD231PS.BCST 44(R8), Z18, Z8
+	VBROADCASTSS     48(R8), Z19
+	VFMADD231PS      Z17, Z19, Z9
+	VFMADD231PS      Z18, Z19, Z10
+	VFMADD231PS.BCST 52(R8), Z17, Z11
+	VFMADD231PS.BCST 52(R8), Z18, Z12
+	VBROADCASTSS     56(R8), Z19
+	VFMADD231PS      Z17, Z19, Z13
+	VFMADD231PS      Z18, Z19, Z14
+	VFMADD231PS.BCST 60(R8), Z17, Z15
+	VFMADD231PS.BCST 60(R8), Z18, Z16
 	ADDQ             $0x00000080, CX
-	ADDQ             $0x00000040, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000040, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
-	VMOVUPS          Z0, (AX)
-	VMOVUPS          Z1, 64(AX)
-	VMOVUPS          Z2, 128(AX)
-	VMOVUPS          Z3, 192(AX)
-	VMOVUPS          Z4, 256(AX)
-	VMOVUPS          Z5, 320(AX)
-	VMOVUPS          Z6, 384(AX)
-	VMOVUPS          Z7, 448(AX)
-	VMOVUPS          Z8, 512(AX)
-	VMOVUPS          Z9, 576(AX)
-	VMOVUPS          Z10, 640(AX)
-	VMOVUPS          Z11, 704(AX)
-	VMOVUPS          Z12, 768(AX)
-	VMOVUPS          Z13, 832(AX)
-	VMOVUPS          Z14, 896(AX)
-	VMOVUPS          Z15, 960(AX)
+	VMOVUPS          Z1, (AX)
+	VMOVUPS          Z2, 64(AX)
+	VMOVUPS          Z3, 128(AX)
+	VMOVUPS          Z4, 192(AX)
+	VMOVUPS          Z5, 256(AX)
+	VMOVUPS          Z6, 320(AX)
+	VMOVUPS          Z7, 384(AX)
+	VMOVUPS          Z8, 448(AX)
+	VMOVUPS          Z9, 512(AX)
+	VMOVUPS          Z10, 576(AX)
+	VMOVUPS          Z11, 640(AX)
+	VMOVUPS          Z12, 704(AX)
+	VMOVUPS          Z13, 768(AX)
+	VMOVUPS          Z14, 832(AX)
+	VMOVUPS          Z15, 896(AX)
+	VMOVUPS          Z16, 960(AX)
+	ADDQ             $0x00000400, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows9(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows9(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows9(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX512Rows9(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Z0
-	VMOVUPS      64(AX), Z1
-	VMOVUPS      128(AX), Z2
-	VMOVUPS      192(AX), Z3
-	VMOVUPS      256(AX), Z4
-	VMOVUPS      320(AX), Z5
-	VMOVUPS      384(AX), Z6
-	VMOVUPS      448(AX), Z7
-	VMOVUPS      512(AX), Z8
-	VMOVUPS      576(AX), Z9
-	VMOVUPS      640(AX), Z10
-	VMOVUPS      704(AX), Z11
-	VMOVUPS      768(AX), Z12
-	VMOVUPS      832(AX), Z13
-	VMOVUPS      896(AX), Z14
-	VMOVUPS      960(AX), Z15
-	VMOVUPS      1024(AX), Z16
-	VMOVUPS      1088(AX), Z17
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z18
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z0
+	MOVQ         panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
+	VMOVUPS (AX), Z1
+	VMOVUPS 64(AX), Z2
+	VMOVUPS 128(AX), Z3
+	VMOVUPS 192(AX), Z4
+	VMOVUPS 256(AX), Z5
+	VMOVUPS 320(AX), Z6
+	VMOVUPS 384(AX), Z7
+	VMOVUPS 448(AX), Z8
+	VMOVUPS 512(AX), Z9
+	VMOVUPS 576(AX), Z10
+	VMOVUPS 640(AX), Z11
+	VMOVUPS 704(AX), Z12
+	VMOVUPS 768(AX), Z13
+	VMOVUPS 832(AX), Z14
+	VMOVUPS 896(AX), Z15
+	VMOVUPS 960(AX), Z16
+	VMOVUPS 1024(AX), Z17
+	VMOVUPS 1088(AX), Z18
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
 	VPSLLD           $0x10, (CX), Z19
 	VPSLLD           $0x10, 64(CX), Z20
-	VBROADCASTSS     (DX), Z21
-	VFMADD231PS      Z19, Z21, Z0
-	VFMADD231PS      Z20, Z21, Z1
-	VFMADD231PS.BCST 4(DX), Z19, Z2
-	VFMADD231PS.BCST 4(DX), Z20, Z3
-	VBROADCASTSS     8(DX), Z21
-	VFMADD231PS      Z19, Z21, Z4
-	VFMADD231PS      Z20, Z21, Z5
-	VFMADD231PS.BCST 12(DX), Z19, Z6
-	VFMADD231PS.BCST 12(DX), Z20, Z7
-	VBROADCASTSS     16(DX), Z21
-	VFMADD231PS      Z19, Z21, Z8
-	VFMADD231PS      Z20, Z21, Z9
-	VFMADD231PS.BCST 20(DX), Z19, Z10
-	VFMADD231PS.BCST 20(DX), Z20, Z11
-	VBROADCASTSS     24(DX), Z21
-	VFMADD231PS      Z19, Z21, Z12
-	VFMADD231PS      Z20, Z21, Z13
-	VFMADD231PS.BCST 28(DX), Z19, Z14
-	VFMADD231PS.BCST 28(DX), Z20, Z15
-	VBROADCASTSS     32(DX), Z21
-	VFMADD231PS      Z19, Z21, Z16
-	VFMADD231PS      Z20, Z21, Z17
-	VPANDD           (CX), Z18, Z19
-	VPANDD           64(CX), Z18, Z20
-	VBROADCASTSS     36(DX), Z21
-	VFMADD231PS      Z19, Z21, Z0
-	VFMADD231PS      Z20, Z21, Z1
-	VFMADD231PS.BCST 40(DX), Z19, Z2
-	VFMADD231PS.BCST 40(DX), Z20, Z3
-	VBROADCASTSS     44(DX), Z21
-	VFMADD231PS      Z19, Z21, Z4
-	VFMADD231PS      Z20, Z21, Z5
-	VFMADD231PS.BCST 48(DX), Z19, Z6
-	VFMADD231PS.BCST 48(DX), Z20, Z7
-	VBROADCASTSS     52(DX), Z21
-	VFMADD231PS      Z19, Z21, Z8
-	VFMADD231PS      Z20, Z21, Z9
-	VFMADD231PS.BCST 56(DX), Z19, Z10
-	VFMADD231PS.BCST 56(DX), Z20, Z11
-	VBROADCASTSS     60(DX), Z21
-	VFMADD231PS      Z19, Z21, Z12
-	VFMADD231PS      Z20, Z21, Z13
-	VFMADD231PS.BCST 64(DX), Z19, Z14
-	VFMADD231PS.BCST 64(DX), Z20, Z15
-	VBROADCASTSS     68(DX), Z21
-	VFMADD231PS      Z19, Z21, Z16
-	VFMADD231PS      Z20, Z21, Z17
+	VBROADCASTSS     (R8), Z21
+	VFMADD231PS      Z19, Z21, Z1
+	VFMADD231PS      Z20, Z21, Z2
+	VFMADD231PS.BCST 4(R8), Z19, Z3
+	VFMADD231PS.BCST 4(R8), Z20, Z4
+	VBROADCASTSS     8(R8), Z21
+	VFMADD231PS      Z19, Z21, Z5
+	VFMADD231PS      Z20, Z21, Z6
+	VFMADD231PS.BCST 12(R8), Z19, Z7
+	VFMADD231PS.BCST 12(R8), Z20, Z8
+	VBROADCASTSS     16(R8), Z21
+	VFMADD231PS      Z19, Z21, Z9
+	VFMADD231PS      Z20, Z21, Z10
+	VFMADD231PS.BCST 20(R8), Z19, Z11
+	VFMADD231PS.BCST 20(R8), Z20, Z12
+	VBROADCASTSS     24(R8), Z21
+	VFMADD231PS      Z19, Z21, Z13
+	VFMADD231PS      Z20, Z21, Z14
+	VFMADD231PS.BCST 28(R8), Z19, Z15
+	VFMADD231PS.BCST 28(R8), Z20, Z16
+	VBROADCASTSS     32(R8), Z21
+	VFMADD231PS      Z19, Z21, Z17
+	VFMADD231PS      Z20, Z21, Z18
+	VPANDD           (CX), Z0, Z19
+	VPANDD           64(CX), Z0, Z20
+	VBROADCASTSS     36(R8), Z21
+	VFMADD231PS      Z19, Z21, Z1
+	VFMADD231PS      Z20, Z21, Z2
+	VFMADD231PS.BCST 40(R8), Z19, Z3
+	VFMADD231PS.BCST 40(R8), Z20, Z4
+	VBROADCASTSS     44(R8), Z21
+	VFMADD231PS      Z19, Z21, Z5
+	VFMADD231PS      Z20, Z21, Z6
+	VFMADD231PS.BCST 48(R8), Z19, Z7
+	VFMADD231PS.BCST 48(R8), Z20, Z8
+	VBROADCASTSS     52(R8), Z21
+	VFMADD231PS      Z19, Z21, Z9
+	VFMADD231PS      Z20, Z21, Z10
+	VFMADD231PS.BCST 56(R8), Z19, Z11
+	VFMADD231PS.BCST 56(R8), Z20, Z12
+	VBROADCASTSS     60(R8), Z21
+	VFMADD231PS      Z19, Z21, Z13
+	VFMADD231PS      Z20, Z21, Z14
+	VFMADD231PS.BCST 64(R8), Z19, Z15
+	VFMADD231PS.BCST 64(R8), Z20, Z16
+	VBROADCASTSS     68(R8), Z21
+	VFMADD231PS      Z19, Z21, Z17
+	VFMADD231PS      Z20, Z21, Z18
 	ADDQ             $0x00000080, CX
-	ADDQ             $0x00000048, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000048, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
-	VMOVUPS          Z0, (AX)
-	VMOVUPS          Z1, 64(AX)
-	VMOVUPS          Z2, 128(AX)
-	VMOVUPS          Z3, 192(AX)
-	VMOVUPS          Z4, 256(AX)
-	VMOVUPS          Z5, 320(AX)
-	VMOVUPS          Z6, 384(AX)
-	VMOVUPS          Z7, 448(AX)
-	VMOVUPS          Z8, 512(AX)
-	VMOVUPS          Z9, 576(AX)
-	VMOVUPS          Z10, 640(AX)
-	VMOVUPS          Z11, 704(AX)
-	VMOVUPS          Z12, 768(AX)
-	VMOVUPS          Z13, 832(AX)
-	VMOVUPS          Z14, 896(AX)
-	VMOVUPS          Z15, 960(AX)
-	VMOVUPS          Z16, 1024(AX)
-	VMOVUPS          Z17, 1088(AX)
+	VMOVUPS          Z1, (AX)
+	VMOVUPS          Z2, 64(AX)
+	VMOVUPS          Z3, 128(AX)
+	VMOVUPS          Z4, 192(AX)
+	VMOVUPS          Z5, 256(AX)
+	VMOVUPS          Z6, 320(AX)
+	VMOVUPS          Z7, 384(AX)
+	VMOVUPS          Z8, 448(AX)
+	VMOVUPS          Z9, 512(AX)
+	VMOVUPS          Z10, 576(AX)
+	VMOVUPS          Z11, 640(AX)
+	VMOVUPS          Z12, 704(AX)
+	VMOVUPS          Z13, 768(AX)
+	VMOVUPS          Z14, 832(AX)
+	VMOVUPS          Z15, 896(AX)
+	VMOVUPS          Z16, 960(AX)
+	VMOVUPS          Z17, 1024(AX)
+	VMOVUPS          Z18, 1088(AX)
+	ADDQ             $0x00000480, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows10(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows10(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows10(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX512Rows10(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Z0
-	VMOVUPS      64(AX), Z1
-	VMOVUPS      128(AX), Z2
-	VMOVUPS      192(AX), Z3
-	VMOVUPS      256(AX), Z4
-	VMOVUPS      320(AX), Z5
-	VMOVUPS      384(AX), Z6
-	VMOVUPS      448(AX), Z7
-	VMOVUPS      512(AX), Z8
-	VMOVUPS      576(AX), Z9
-	VMOVUPS      640(AX), Z10
-	VMOVUPS      704(AX), Z11
-	VMOVUPS      768(AX), Z12
-	VMOVUPS      832(AX), Z13
-	VMOVUPS      896(AX), Z14
-	VMOVUPS      960(AX), Z15
-	VMOVUPS      1024(AX), Z16
-	VMOVUPS      1088(AX), Z17
-	VMOVUPS      1152(AX), Z18
-	VMOVUPS      1216(AX), Z19
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z20
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z0
+	MOVQ         panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
+	VMOVUPS (AX), Z1
+	VMOVUPS 64(AX), Z2
+	VMOVUPS 128(AX), Z3
+	VMOVUPS 192(AX), Z4
+	VMOVUPS 256(AX), Z5
+	VMOVUPS 320(AX), Z6
+	VMOVUPS 384(AX), Z7
+	VMOVUPS 448(AX), Z8
+	VMOVUPS 512(AX), Z9
+	VMOVUPS 576(AX), Z10
+	VMOVUPS 640(AX), Z11
+	VMOVUPS 704(AX), Z12
+	VMOVUPS 768(AX), Z13
+	VMOVUPS 832(AX), Z14
+	VMOVUPS 896(AX), Z15
+	VMOVUPS 960(AX), Z16
+	VMOVUPS 1024(AX), Z17
+	VMOVUPS 1088(AX), Z18
+	VMOVUPS 1152(AX), Z19
+	VMOVUPS 1216(AX), Z20
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
 	VPSLLD           $0x10, (CX), Z21
 	VPSLLD           $0x10, 64(CX), Z22
-	VBROADCASTSS     (DX), Z23
-	VFMADD231PS      Z21, Z23, Z0
-	VFMADD231PS      Z22, Z23, Z1
-	VFMADD231PS.BCST 4(DX), Z21, Z2
-	VFMADD231PS.BCST 4(DX), Z22, Z3
-	VBROADCASTSS     8(DX), Z23
-	VFMADD231PS      Z21, Z23, Z4
-	VFMADD231PS      Z22, Z23, Z5
-	VFMADD231PS.BCST 12(DX), Z21, Z6
-	VFMADD231PS.BCST 12(DX), Z22, Z7
-	VBROADCASTSS     16(DX), Z23
-	VFMADD231PS      Z21, Z23, Z8
-	VFMADD231PS      Z22, Z23, Z9
-	VFMADD231PS.BCST 20(DX), Z21, Z10
-	VFMADD231PS.BCST 20(DX), Z22, Z11
-	VBROADCASTSS     24(DX), Z23
-	VFMADD231PS      Z21, Z23, Z12
-	VFMADD231PS      Z22, Z23, Z13
-	VFMADD231PS.BCST 28(DX), Z21, Z14
-	VFMADD231PS.BCST 28(DX), Z22, Z15
-	VBROADCASTSS     32(DX), Z23
-	VFMADD231PS      Z21, Z23, Z16
-	VFMADD231PS      Z22, Z23, Z17
-	VFMADD231PS.BCST 36(DX), Z21, Z18
-	VFMADD231PS.BCST 36(DX), Z22, Z19
-	VPANDD           (CX), Z20, Z21
-	VPANDD           64(CX), Z20, Z22
-	VBROADCASTSS     40(DX), Z23
-	VFMADD231PS      Z21, Z23, Z0
-	VFMADD231PS      Z22, Z23, Z1
-	VFMADD231PS.BCST 44(DX), Z21, Z2
-	VFMADD231PS.BCST 44(DX), Z22, Z3
-	VBROADCASTSS     48(DX), Z23
-	VFMADD231PS      Z21, Z23, Z4
-	VFMADD231PS      Z22, Z23, Z5
-	VFMADD231PS.BCST 52(DX), Z21, Z6
-	VFMADD231PS.BCST 52(DX), Z22, Z7
-	VBROADCASTSS     56(DX), Z23
-	VFMADD231PS      Z21, Z23, Z8
-	VFMADD231PS      Z22, Z23, Z9
-	VFMADD231PS.BCST 60(DX), Z21, Z10
-	VFMADD231PS.BCST 60(DX), Z22, Z11
-	VBROADCASTSS     64(DX), Z23
-	VFMADD231PS      Z21, Z23, Z12
-	VFMADD231PS      Z22, Z23, Z13
-	VFMADD231PS.BCST 68(DX), Z21, Z14
-	VFMADD231PS.BCST 68(DX), Z22, Z15
-	VBROADCASTSS     72(DX), Z23
-	VFMADD231PS      Z21, Z23, Z16
-	VFMADD231PS      Z22, Z23, Z17
-	VFMADD231PS.BCST 76(DX), Z21, Z18
-	VFMADD231PS.BCST 76(DX), Z22, Z19
+	VBROADCASTSS     (R8), Z23
+	VFMADD231PS      Z21, Z23, Z1
+	VFMADD231PS      Z22, Z23, Z2
+	VFMADD231PS.BCST 4(R8), Z21, Z3
+	VFMADD231PS.BCST 4(R8), Z22, Z4
+	VBROADCASTSS     8(R8), Z23
+	VFMADD231PS      Z21, Z23, Z5
+	VFMADD231PS      Z22, Z23, Z6
+	VFMADD231PS.BCST 12(R8), Z21, Z7
+	VFMADD231PS.BCST 12(R8), Z22, Z8
+	VBROADCASTSS     16(R8), Z23
+	VFMADD231PS      Z21, Z23, Z9
+	VFMADD231PS      Z22, Z23, Z10
+	VFMADD231PS.BCST 20(R8), Z21, Z11
+	VFMADD231PS.BCST 20(R8), Z22, Z12
+	VBROADCASTSS     24(R8), Z23
+	VFMADD231PS      Z21, Z23, Z13
+	VFMADD231PS      Z22, Z23, Z14
+	VFMADD231PS.BCST 28(R8), Z21, Z15
+	VFMADD231PS.BCST 28(R8), Z22, Z16
+	VBROADCASTSS     32(R8), Z23
+	VFMADD231PS      Z21, Z23, Z17
+	VFMADD231PS      Z22, Z23, Z18
+	VFMADD231PS.BCST 36(R8), Z21, Z19
+	VFMADD231PS.BCST 36(R8), Z22, Z20
+	VPANDD           (CX), Z0, Z21
+	VPANDD           64(CX), Z0, Z22
+	VBROADCASTSS     40(R8), Z23
+	VFMADD231PS      Z21, Z23, Z1
+	VFMADD231PS      Z22, Z23, Z2
+	VFMADD231PS.BCST 44(R8), Z21, Z3
+	VFMADD231PS.BCST 44(R8), Z22, Z4
+	VBROADCASTSS     48(R8), Z23
+	VFMADD231PS      Z21, Z23, Z5
+	VFMADD231PS      Z22, Z23, Z6
+	VFMADD231PS.BCST 52(R8), Z21, Z7
+	VFMADD231PS.BCST 52(R8), Z22, Z8
+	VBROADCASTSS     56(R8), Z23
+	VFMADD231PS      Z21, Z23, Z9
+	VFMADD231PS      Z22, Z23, Z10
+	VFMADD231PS.BCST 60(R8), Z21, Z11
+	VFMADD231PS.BCST 60(R8), Z22, Z12
+	VBROADCASTSS     64(R8), Z23
+	VFMADD231PS      Z21, Z23, Z13
+	VFMADD231PS      Z22, Z23, Z14
+	VFMADD231PS.BCST 68(R8), Z21, Z15
+	VFMADD231PS.BCST 68(R8), Z22, Z16
+	VBROADCASTSS     72(R8), Z23
+	VFMADD231PS      Z21, Z23, Z17
+	VFMADD231PS      Z22, Z23, Z18
+	VFMADD231PS.BCST 76(R8), Z21, Z19
+	VFMADD231PS.BCST 76(R8), Z22, Z20
 	ADDQ             $0x00000080, CX
-	ADDQ             $0x00000050, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000050, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
-	VMOVUPS          Z0, (AX)
-	VMOVUPS          Z1, 64(AX)
-	VMOVUPS          Z2, 128(AX)
-	VMOVUPS          Z3, 192(AX)
-	VMOVUPS          Z4, 256(AX)
-	VMOVUPS          Z5, 320(AX)
-	VMOVUPS          Z6, 384(AX)
-	VMOVUPS          Z7, 448(AX)
-	VMOVUPS          Z8, 512(AX)
-	VMOVUPS          Z9, 576(AX)
-	VMOVUPS          Z10, 640(AX)
-	VMOVUPS          Z11, 704(AX)
-	VMOVUPS          Z12, 768(AX)
-	VMOVUPS          Z13, 832(AX)
-	VMOVUPS          Z14, 896(AX)
-	VMOVUPS          Z15, 960(AX)
-	VMOVUPS          Z16, 1024(AX)
-	VMOVUPS          Z17, 1088(AX)
-	VMOVUPS          Z18, 1152(AX)
-	VMOVUPS          Z19, 1216(AX)
+	VMOVUPS          Z1, (AX)
+	VMOVUPS          Z2, 64(AX)
+	VMOVUPS          Z3, 128(AX)
+	VMOVUPS          Z4, 192(AX)
+	VMOVUPS          Z5, 256(AX)
+	VMOVUPS          Z6, 320(AX)
+	VMOVUPS          Z7, 384(AX)
+	VMOVUPS          Z8, 448(AX)
+	VMOVUPS          Z9, 512(AX)
+	VMOVUPS          Z10, 576(AX)
+	VMOVUPS          Z11, 640(AX)
+	VMOVUPS          Z12, 704(AX)
+	VMOVUPS          Z13, 768(AX)
+	VMOVUPS          Z14, 832(AX)
+	VMOVUPS          Z15, 896(AX)
+	VMOVUPS          Z16, 960(AX)
+	VMOVUPS          Z17, 1024(AX)
+	VMOVUPS          Z18, 1088(AX)
+	VMOVUPS          Z19, 1152(AX)
+	VMOVUPS          Z20, 1216(AX)
+	ADDQ             $0x00000500, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows11(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows11(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows11(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX512Rows11(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Z0
-	VMOVUPS      64(AX), Z1
-	VMOVUPS      128(AX), Z2
-	VMOVUPS      192(AX), Z3
-	VMOVUPS      256(AX), Z4
-	VMOVUPS      320(AX), Z5
-	VMOVUPS      384(AX), Z6
-	VMOVUPS      448(AX), Z7
-	VMOVUPS      512(AX), Z8
-	VMOVUPS      576(AX), Z9
-	VMOVUPS      640(AX), Z10
-	VMOVUPS      704(AX), Z11
-	VMOVUPS      768(AX), Z12
-	VMOVUPS      832(AX), Z13
-	VMOVUPS      896(AX), Z14
-	VMOVUPS      960(AX), Z15
-	VMOVUPS      1024(AX), Z16
-	VMOVUPS      1088(AX), Z17
-	VMOVUPS      1152(AX), Z18
-	VMOVUPS      1216(AX), Z19
-	VMOVUPS      1280(AX), Z20
-	VMOVUPS      1344(AX), Z21
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z22
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z0
+	MOVQ         panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
+	VMOVUPS (AX), Z1
+	VMOVUPS 64(AX), Z2
+	VMOVUPS 128(AX), Z3
+	VMOVUPS 192(AX), Z4
+	VMOVUPS 256(AX), Z5
+	VMOVUPS 320(AX), Z6
+	VMOVUPS 384(AX), Z7
+	VMOVUPS 448(AX), Z8
+	VMOVUPS 512(AX), Z9
+	VMOVUPS 576(AX), Z10
+	VMOVUPS 640(AX), Z11
+	VMOVUPS 704(AX), Z12
+	VMOVUPS 768(AX), Z13
+	VMOVUPS 832(AX), Z14
+	VMOVUPS 896(AX), Z15
+	VMOVUPS 960(AX), Z16
+	VMOVUPS 1024(AX), Z17
+	VMOVUPS 1088(AX), Z18
+	VMOVUPS 1152(AX), Z19
+	VMOVUPS 1216(AX), Z20
+	VMOVUPS 1280(AX), Z21
+	VMOVUPS 1344(AX), Z22
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
 	VPSLLD           $0x10, (CX), Z23
 	VPSLLD           $0x10, 64(CX), Z24
-	VBROADCASTSS     (DX), Z25
-	VFMADD231PS      Z23, Z25, Z0
-	VFMADD231PS      Z24, Z25, Z1
-	VFMADD231PS.BCST 4(DX), Z23, Z2
-	VFMADD231PS.BCST 4(DX), Z24, Z3
-	VBROADCASTSS     8(DX), Z25
-	VFMADD231PS      Z23, Z25, Z4
-	VFMADD231PS      Z24, Z25, Z5
-	VFMADD231PS.BCST 12(DX), Z23, Z6
-	VFMADD231PS.BCST 12(DX), Z24, Z7
-	VBROADCASTSS     16(DX), Z25
-	VFMADD231PS      Z23, Z25, Z8
-	VFMADD231PS      Z24, Z25, Z9
-	VFMADD231PS.BCST 20(DX), Z23, Z10
-	VFMADD231PS.BCST 20(DX), Z24, Z11
-	VBROADCASTSS     24(DX), Z25
-	VFMADD231PS      Z23, Z25, Z12
-	VFMADD231PS      Z24, Z25, Z13
-	VFMADD231PS.BCST 28(DX), Z23, Z14
-	VFMADD231PS.BCST 28(DX), Z24, Z15
-	VBROADCASTSS     32(DX), Z25
-	VFMADD231PS      Z23, Z25, Z16
-	VFMADD231PS      Z24, Z25, Z17
-	VFMADD231PS.BCST 36(DX), Z23, Z18
-	VFMADD231PS.BCST 36(DX), Z24, Z19
-	VBROADCASTSS     40(DX), Z25
-	VFMADD231PS      Z23, Z25, Z20
-	VFMADD231PS      Z24, Z25, Z21
-	VPANDD           (CX), Z22, Z23
-	VPANDD           64(CX), Z22, Z24
-	VBROADCASTSS     44(DX), Z25
-	VFMADD231PS      Z23, Z25, Z0
-	VFMADD231PS      Z24, Z25, Z1
-	VFMADD231PS.BCST 48(DX), Z23, Z2
-	VFMADD231PS.BCST 48(DX), Z24, Z3
-	VBROADCASTSS     52(DX), Z25
-	VFMADD231PS      Z23, Z25, Z4
-	VFMADD231PS      Z24, Z25, Z5
-	VFMADD231PS.BCST 56(DX), Z23, Z6
-	VFMADD231PS.BCST 56(DX), Z24, Z7
-	VBROADCASTSS     60(DX), Z25
-	VFMADD231PS      Z23, Z25, Z8
-	VFMADD231PS      Z24, Z25, Z9
-	VFMADD231PS.BCST 64(DX), Z23, Z10
-	VFMADD231PS.BCST 64(DX), Z24, Z11
-	VBROADCASTSS     68(DX), Z25
-	VFMADD231PS      Z23, Z25, Z12
-	VFMADD231PS      Z24, Z25, Z13
-	VFMADD231PS.BCST 72(DX), Z23, Z14
-	VFMADD231PS.BCST 72(DX), Z24, Z15
-	VBROADCASTSS     76(DX), Z25
-	VFMADD231PS      Z23, Z25, Z16
-	VFMADD231PS      Z24, Z25, Z17
-	VFMADD231PS.BCST 80(DX), Z23, Z18
-	VFMADD231PS.BCST 80(DX), Z24, Z19
-	VBROADCASTSS     84(DX), Z25
-	VFMADD231PS      Z23, Z25, Z20
-	VFMADD231PS      Z24, Z25, Z21
+	VBROADCASTSS     (R8), Z25
+	VFMADD231PS      Z23, Z25, Z1
+	VFMADD231PS      Z24, Z25, Z2
+	VFMADD231PS.BCST 4(R8), Z23, Z3
+	VFMADD231PS.BCST 4(R8), Z24, Z4
+	VBROADCASTSS     8(R8), Z25
+	VFMADD231PS      Z23, Z25, Z5
+	VFMADD231PS      Z24, Z25, Z6
+	VFMADD231PS.BCST 12(R8), Z23, Z7
+	VFMADD231PS.BCST 12(R8), Z24, Z8
+	VBROADCASTSS     16(R8), Z25
+	VFMADD231PS      Z23, Z25, Z9
+	VFMADD231PS      Z24, Z25, Z10
+	VFMADD231PS.BCST 20(R8), Z23, Z11
+	VFMADD231PS.BCST 20(R8), Z24, Z12
+	VBROADCASTSS     24(R8), Z25
+	VFMADD231PS      Z23, Z25, Z13
+	VFMADD231PS      Z24, Z25, Z14
+	VFMADD231PS.BCST 28(R8), Z23, Z15
+	VFMADD231PS.BCST 28(R8), Z24, Z16
+	VBROADCASTSS     32(R8), Z25
+	VFMADD231PS      Z23, Z25, Z17
+	VFMADD231PS      Z24, Z25, Z18
+	VFMADD231PS.BCST 36(R8), Z23, Z19
+	VFMADD231PS.BCST 36(R8), Z24, Z20
+	VBROADCASTSS     40(R8), Z25
+	VFMADD231PS      Z23, Z25, Z21
+	VFMADD231PS      Z24, Z25, Z22
+	VPANDD           (CX), Z0, Z23
+	VPANDD           64(CX), Z0, Z24
+	VBROADCASTSS     44(R8), Z25
+	VFMADD231PS      Z23, Z25, Z1
+	VFMADD231PS      Z24, Z25, Z2
+	VFMADD231PS.BCST 48(R8), Z23, Z3
+	VFMADD231PS.BCST 48(R8), Z24, Z4
+	VBROADCASTSS     52(R8), Z25
+	VFMADD231PS      Z23, Z25, Z5
+	VFMADD231PS      Z24, Z25, Z6
+	VFMADD231PS.BCST 56(R8), Z23, Z7
+	VFMADD231PS.BCST 56(R8), Z24, Z8
+	VBROADCASTSS     60(R8), Z25
+	VFMADD231PS      Z23, Z25, Z9
+	VFMADD231PS      Z24, Z25, Z10
+	VFMADD231PS.BCST 64(R8), Z23, Z11
+	VFMADD231PS.BCST 64(R8), Z24, Z12
+	VBROADCASTSS     68(R8), Z25
+	VFMADD231PS      Z23, Z25, Z13
+	VFMADD231PS      Z24, Z25, Z14
+	VFMADD231PS.BCST 72(R8), Z23, Z15
+	VFMADD231PS.BCST 72(R8), Z24, Z16
+	VBROADCASTSS     76(R8), Z25
+	VFMADD231PS      Z23, Z25, Z17
+	VFMADD231PS      Z24, Z25, Z18
+	VFMADD231PS.BCST 80(R8), Z23, Z19
+	VFMADD231PS.BCST 80(R8), Z24, Z20
+	VBROADCASTSS     84(R8), Z25
+	VFMADD231PS      Z23, Z25, Z21
+	VFMADD231PS      Z24, Z25, Z22
 	ADDQ             $0x00000080, CX
-	ADDQ             $0x00000058, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000058, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
-	VMOVUPS          Z0, (AX)
-	VMOVUPS          Z1, 64(AX)
-	VMOVUPS          Z2, 128(AX)
-	VMOVUPS          Z3, 192(AX)
-	VMOVUPS          Z4, 256(AX)
-	VMOVUPS          Z5, 320(AX)
-	VMOVUPS          Z6, 384(AX)
-	VMOVUPS          Z7, 448(AX)
-	VMOVUPS          Z8, 512(AX)
-	VMOVUPS          Z9, 576(AX)
-	VMOVUPS          Z10, 640(AX)
-	VMOVUPS          Z11, 704(AX)
-	VMOVUPS          Z12, 768(AX)
-	VMOVUPS          Z13, 832(AX)
-	VMOVUPS          Z14, 896(AX)
-	VMOVUPS          Z15, 960(AX)
-	VMOVUPS          Z16, 1024(AX)
-	VMOVUPS          Z17, 1088(AX)
-	VMOVUPS          Z18, 1152(AX)
-	VMOVUPS          Z19, 1216(AX)
-	VMOVUPS          Z20, 1280(AX)
-	VMOVUPS          Z21, 1344(AX)
+	VMOVUPS          Z1, (AX)
+	VMOVUPS          Z2, 64(AX)
+	VMOVUPS          Z3, 128(AX)
+	VMOVUPS          Z4, 192(AX)
+	VMOVUPS          Z5, 256(AX)
+	VMOVUPS          Z6, 320(AX)
+	VMOVUPS          Z7, 384(AX)
+	VMOVUPS          Z8, 448(AX)
+	VMOVUPS          Z9, 512(AX)
+	VMOVUPS          Z10, 576(AX)
+	VMOVUPS          Z11, 640(AX)
+	VMOVUPS          Z12, 704(AX)
+	VMOVUPS          Z13, 768(AX)
+	VMOVUPS          Z14, 832(AX)
+	VMOVUPS          Z15, 896(AX)
+	VMOVUPS          Z16, 960(AX)
+	VMOVUPS          Z17, 1024(AX)
+	VMOVUPS          Z18, 1088(AX)
+	VMOVUPS          Z19, 1152(AX)
+	VMOVUPS          Z20, 1216(AX)
+	VMOVUPS          Z21, 1280(AX)
+	VMOVUPS          Z22, 1344(AX)
+	ADDQ             $0x00000580, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows12(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows12(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows12(SB), NOSPLIT, $0-56
+TEXT ·tileBF16AVX512Rows12(SB), NOSPLIT, $0-64
 	MOVQ         acc+0(FP), AX
 	MOVQ         w+8(FP), CX
-	MOVQ         x+16(FP), DX
-	MOVQ         pairs+24(FP), BX
-	MOVQ         near+32(FP), SI
-	MOVQ         next+40(FP), DI
-	MOVQ         step+48(FP), R8
-	VMOVUPS      (AX), Z0
-	VMOVUPS      64(AX), Z1
-	VMOVUPS      128(AX), Z2
-	VMOVUPS      192(AX), Z3
-	VMOVUPS      256(AX), Z4
-	VMOVUPS      320(AX), Z5
-	VMOVUPS      384(AX), Z6
-	VMOVUPS      448(AX), Z7
-	VMOVUPS      512(AX), Z8
-	VMOVUPS      576(AX), Z9
-	VMOVUPS      640(AX), Z10
-	VMOVUPS      704(AX), Z11
-	VMOVUPS      768(AX), Z12
-	VMOVUPS      832(AX), Z13
-	VMOVUPS      896(AX), Z14
-	VMOVUPS      960(AX), Z15
-	VMOVUPS      1024(AX), Z16
-	VMOVUPS      1088(AX), Z17
-	VMOVUPS      1152(AX), Z18
-	VMOVUPS      1216(AX), Z19
-	VMOVUPS      1280(AX), Z20
-	VMOVUPS      1344(AX), Z21
-	VMOVUPS      1408(AX), Z22
-	VMOVUPS      1472(AX), Z23
-	MOVL         $0xffff0000, R9
-	VPBROADCASTD R9, Z24
+	MOVQ         near+40(FP), DX
+	MOVQ         next+48(FP), BX
+	MOVQ         step+56(FP), SI
+	MOVL         $0xffff0000, DI
+	VPBROADCASTD DI, Z0
+	MOVQ         panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
+	VMOVUPS (AX), Z1
+	VMOVUPS 64(AX), Z2
+	VMOVUPS 128(AX), Z3
+	VMOVUPS 192(AX), Z4
+	VMOVUPS 256(AX), Z5
+	VMOVUPS 320(AX), Z6
+	VMOVUPS 384(AX), Z7
+	VMOVUPS 448(AX), Z8
+	VMOVUPS 512(AX), Z9
+	VMOVUPS 576(AX), Z10
+	VMOVUPS 640(AX), Z11
+	VMOVUPS 704(AX), Z12
+	VMOVUPS 768(AX), Z13
+	VMOVUPS 832(AX), Z14
+	VMOVUPS 896(AX), Z15
+	VMOVUPS 960(AX), Z16
+	VMOVUPS 1024(AX), Z17
+	VMOVUPS 1088(AX), Z18
+	VMOVUPS 1152(AX), Z19
+	VMOVUPS 1216(AX), Z20
+	VMOVUPS 1280(AX), Z21
+	VMOVUPS 1344(AX), Z22
+	VMOVUPS 1408(AX), Z23
+	VMOVUPS 1472(AX), Z24
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
 	VPSLLD           $0x10, (CX), Z25
 	VPSLLD           $0x10, 64(CX), Z26
-	VBROADCASTSS     (DX), Z27
-	VFMADD231PS      Z25, Z27, Z0
-	VFMADD231PS      Z26, Z27, Z1
-	VFMADD231PS.BCST 4(DX), Z25, Z2
-	VFMADD231PS.BCST 4(DX), Z26, Z3
-	VBROADCASTSS     8(DX), Z27
-	VFMADD231PS      Z25, Z27, Z4
-	VFMADD231PS      Z26, Z27, Z5
-	VFMADD231PS.BCST 12(DX), Z25, Z6
-	VFMADD231PS.BCST 12(DX), Z26, Z7
-	VBROADCASTSS     16(DX), Z27
-	VFMADD231PS      Z25, Z27, Z8
-	VFMADD231PS      Z26, Z27, Z9
-	VFMADD231PS.BCST 20(DX), Z25, Z10
-	VFMADD231PS.BCST 20(DX), Z26, Z11
-	VBROADCASTSS     24(DX), Z27
-	VFMADD231PS      Z25, Z27, Z12
-	VFMADD231PS      Z26, Z27, Z13
-	VFMADD231PS.BCST 28(DX), Z25, Z14
-	VFMADD231PS.BCST 28(DX), Z26, Z15
-	VBROADCASTSS     32(DX), Z27
-	VFMADD231PS      Z25, Z27, Z16
-	VFMADD231PS      Z26, Z27, Z17
-	VFMADD231PS.BCST 36(DX), Z25, Z18
-	VFMADD231PS.BCST 36(DX), Z26, Z19
-	VBROADCASTSS     40(DX), Z27
-	VFMADD231PS      Z25, Z27, Z20
-	VFMADD231PS      Z26, Z27, Z21
-	VFMADD231PS.BCST 44(DX), Z25, Z22
-	VFMADD231PS.BCST 44(DX), Z26, Z23
-	VPANDD           (CX), Z24, Z25
-	VPANDD           64(CX), Z24, Z26
-	VBROADCASTSS     48(DX), Z27
-	VFMADD231PS      Z25, Z27, Z0
-	VFMADD231PS      Z26, Z27, Z1
-	VFMADD231PS.BCST 52(DX), Z25, Z2
-	VFMADD231PS.BCST 52(DX), Z26, Z3
-	VBROADCASTSS     56(DX), Z27
-	VFMADD231PS      Z25, Z27, Z4
-	VFMADD231PS      Z26, Z27, Z5
-	VFMADD231PS.BCST 60(DX), Z25, Z6
-	VFMADD231PS.BCST 60(DX), Z26, Z7
-	VBROADCASTSS     64(DX), Z27
-	VFMADD231PS      Z25, Z27, Z8
-	VFMADD231PS      Z26, Z27, Z9
-	VFMADD231PS.BCST 68(DX), Z25, Z10
-	VFMADD231PS.BCST 68(DX), Z26, Z11
-	VBROADCASTSS     72(DX), Z27
-	VFMADD231PS      Z25, Z27, Z12
-	VFMADD231PS      Z26, Z27, Z13
-	VFMADD231PS.BCST 76(DX), Z25, Z14
-	VFMADD231PS.BCST 76(DX), Z26, Z15
-	VBROADCASTSS     80(DX), Z27
-	VFMADD231PS      Z25, Z27, Z16
-	VFMADD231PS      Z26, Z27, Z17
-	VFMADD231PS.BCST 84(DX), Z25, Z18
-	VFMADD231PS.BCST 84(DX), Z26, Z19
-	VBROADCASTSS     88(DX), Z27
-	VFMADD231PS      Z25, Z27, Z20
-	VFMADD231PS      Z26, Z27, Z21
-	VFMADD231PS.BCST 92(DX), Z25, Z22
-	VFMADD231PS.BCST 92(DX), Z26, Z23
+	VBROADCASTSS     (R8), Z27
+	VFMADD231PS      Z25, Z27, Z1
+	VFMADD231PS      Z26, Z27, Z2
+	VFMADD231PS.BCST 4(R8), Z25, Z3
+	VFMADD231PS.BCST 4(R8), Z26, Z4
+	VBROADCASTSS     8(R8), Z27
+	VFMADD231PS      Z25, Z27, Z5
+	VFMADD231PS      Z26, Z27, Z6
+	VFMADD231PS.BCST 12(R8), Z25, Z7
+	VFMADD231PS.BCST 12(R8), Z26, Z8
+	VBROADCASTSS     16(R8), Z27
+	VFMADD231PS      Z25, Z27, Z9
+	VFMADD231PS      Z26, Z27, Z10
+	VFMADD231PS.BCST 20(R8), Z25, Z11
+	VFMADD231PS.BCST 20(R8), Z26, Z12
+	VBROADCASTSS     24(R8), Z27
+	VFMADD231PS      Z25, Z27, Z13
+	VFMADD231PS      Z26, Z27, Z14
+	VFMADD231PS.BCST 28(R8), Z25, Z15
+	VFMADD231PS.BCST 28(R8), Z26, Z16
+	VBROADCASTSS     32(R8), Z27
+	VFMADD231PS      Z25, Z27, Z17
+	VFMADD231PS      Z26, Z27, Z18
+	VFMADD231PS.BCST 36(R8), Z25, Z19
+	VFMADD231PS.BCST 36(R8), Z26, Z20
+	VBROADCASTSS     40(R8), Z27
+	VFMADD231PS      Z25, Z27, Z21
+	VFMADD231PS      Z26, Z27, Z22
+	VFMADD231PS.BCST 44(R8), Z25, Z23
+	VFMADD231PS.BCST 44(R8), Z26, Z24
+	VPANDD           (CX), Z0, Z25
+	VPANDD           64(CX), Z0, Z26
+	VBROADCASTSS     48(R8), Z27
+	VFMADD231PS      Z25, Z27, Z1
+	VFMADD231PS      Z26, Z27, Z2
+	VFMADD231PS.BCST 52(R8), Z25, Z3
+	VFMADD231PS.BCST 52(R8), Z26, Z4
+	VBROADCASTSS     56(R8), Z27
+	VFMADD231PS      Z25, Z27, Z5
+	VFMADD231PS      Z26, Z27, Z6
+	VFMADD231PS.BCST 60(R8), Z25, Z7
+	VFMADD231PS.BCST 60(R8), Z26, Z8
+	VBROADCASTSS     64(R8), Z27
+	VFMADD231PS      Z25, Z27, Z9
+	VFMADD231PS      Z26, Z27, Z10
+	VFMADD231PS.BCST 68(R8), Z25, Z11
+	VFMADD231PS.BCST 68(R8), Z26, Z12
+	VBROADCASTSS     72(R8), Z27
+	VFMADD231PS      Z25, Z27, Z13
+	VFMADD231PS      Z26, Z27, Z14
+	VFMADD231PS.BCST 76(R8), Z25, Z15
+	VFMADD231PS.BCST 76(R8), Z26, Z16
+	VBROADCASTSS     80(R8), Z27
+	VFMADD231PS      Z25, Z27, Z17
+	VFMADD231PS      Z26, Z27, Z18
+	VFMADD231PS.BCST 84(R8), Z25, Z19
+	VFMADD231PS.BCST 84(R8), Z26, Z20
+	VBROADCASTSS     88(R8), Z27
+	VFMADD231PS      Z25, Z27, Z21
+	VFMADD231PS      Z26, Z27, Z22
+	VFMADD231PS.BCST 92(R8), Z25, Z23
+	VFMADD231PS.BCST 92(R8), Z26, Z24
 	ADDQ             $0x00000080, CX
-	ADDQ             $0x00000060, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000060, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
-	VMOVUPS          Z0, (AX)
-	VMOVUPS          Z1, 64(AX)
-	VMOVUPS          Z2, 128(AX)
-	VMOVUPS          Z3, 192(AX)
-	VMOVUPS          Z4, 256(AX)
-	VMOVUPS          Z5, 320(AX)
-	VMOVUPS          Z6, 384(AX)
-	VMOVUPS          Z7, 448(AX)
-	VMOVUPS          Z8, 512(AX)
-	VMOVUPS          Z9, 576(AX)
-	VMOVUPS          Z10, 640(AX)
-	VMOVUPS          Z11, 704(AX)
-	VMOVUPS          Z12, 768(AX)
-	VMOVUPS          Z13, 832(AX)
-	VMOVUPS          Z14, 896(AX)
-	VMOVUPS          Z15, 960(AX)
-	VMOVUPS          Z16, 1024(AX)
-	VMOVUPS          Z17, 1088(AX)
-	VMOVUPS          Z18, 1152(AX)
-	VMOVUPS          Z19, 1216(AX)
-	VMOVUPS          Z20, 1280(AX)
-	VMOVUPS          Z21, 1344(AX)
-	VMOVUPS          Z22, 1408(AX)
-	VMOVUPS          Z23, 1472(AX)
+	VMOVUPS          Z1, (AX)
+	VMOVUPS          Z2, 64(AX)
+	VMOVUPS          Z3, 128(AX)
+	VMOVUPS          Z4, 192(AX)
+	VMOVUPS          Z5, 256(AX)
+	VMOVUPS          Z6, 320(AX)
+	VMOVUPS          Z7, 384(AX)
+	VMOVUPS          Z8, 448(AX)
+	VMOVUPS          Z9, 512(AX)
+	VMOVUPS          Z10, 576(AX)
+	VMOVUPS          Z11, 640(AX)
+	VMOVUPS          Z12, 704(AX)
+	VMOVUPS          Z13, 768(AX)
+	VMOVUPS          Z14, 832(AX)
+	VMOVUPS          Z15, 896(AX)
+	VMOVUPS          Z16, 960(AX)
+	VMOVUPS          Z17, 1024(AX)
+	VMOVUPS          Z18, 1088(AX)
+	VMOVUPS          Z19, 1152(AX)
+	VMOVUPS          Z20, 1216(AX)
+	VMOVUPS          Z21, 1280(AX)
+	VMOVUPS          Z22, 1344(AX)
+	VMOVUPS          Z23, 1408(AX)
+	VMOVUPS          Z24, 1472(AX)
+	ADDQ             $0x00000600, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileF32AVX2Rows1(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX2Rows1(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·tileF32AVX2Rows1(SB), NOSPLIT, $0-56
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+TEXT ·tileF32AVX2Rows1(SB), NOSPLIT, $0-64
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ near+40(FP), DX
+	MOVQ next+48(FP), BX
+	MOVQ step+56(FP), SI
+	MOVQ panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 64(AX), Y2
 	VMOVUPS 96(AX), Y3
 
 pair:
-	PREFETCHT0   (CX)(SI*1)
-	PREFETCHT1   (DI)
-	PREFETCHT0   64(CX)(SI*1)
-	PREFETCHT1   64(DI)
-	PREFETCHT0   128(CX)(SI*1)
-	PREFETCHT1   128(DI)
-	PREFETCHT0   192(CX)(SI*1)
-	PREFETCHT1   192(DI)
-	VBROADCASTSS (DX), Y4
-	VBROADCASTSS 4(DX), Y5
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT1   (BX)
+	PREFETCHT0   64(CX)(DX*1)
+	PREFETCHT1   64(BX)
+	PREFETCHT0   128(CX)(DX*1)
+	PREFETCHT1   128(BX)
+	PREFETCHT0   192(CX)(DX*1)
+	PREFETCHT1   192(BX)
+	VBROADCASTSS (R8), Y4
+	VBROADCASTSS 4(R8), Y5
 	VMOVUPS      (CX), Y6
 	VMOVUPS      128(CX), Y7
 	VFMADD231PS  Y6, Y4, Y0
@@ -1557,27 +1644,33 @@ pair:
 	VFMADD231PS  Y6, Y4, Y3
 	VFMADD231PS  Y7, Y5, Y3
 	ADDQ         $0x00000100, CX
-	ADDQ         $0x00000008, DX
-	ADDQ         R8, DI
-	DECQ         BX
+	ADDQ         $0x00000008, R8
+	ADDQ         SI, BX
+	DECQ         R9
 	JNZ          pair
 	VMOVUPS      Y0, (AX)
 	VMOVUPS      Y1, 32(AX)
 	VMOVUPS      Y2, 64(AX)
 	VMOVUPS      Y3, 96(AX)
+	ADDQ         $0x00000080, AX
+	DECQ         DI
+	JNZ          panel
 	VZEROUPPER
 	RET
 
-// func tileF32AVX2Rows2(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX2Rows2(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·tileF32AVX2Rows2(SB), NOSPLIT, $0-56
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+TEXT ·tileF32AVX2Rows2(SB), NOSPLIT, $0-64
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ near+40(FP), DX
+	MOVQ next+48(FP), BX
+	MOVQ step+56(FP), SI
+	MOVQ panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 64(AX), Y2
@@ -1588,18 +1681,18 @@ TEXT ·tileF32AVX2Rows2(SB), NOSPLIT, $0-56
 	VMOVUPS 224(AX), Y7
 
 pair:
-	PREFETCHT0   (CX)(SI*1)
-	PREFETCHT1   (DI)
-	PREFETCHT0   64(CX)(SI*1)
-	PREFETCHT1   64(DI)
-	PREFETCHT0   128(CX)(SI*1)
-	PREFETCHT1   128(DI)
-	PREFETCHT0   192(CX)(SI*1)
-	PREFETCHT1   192(DI)
-	VBROADCASTSS (DX), Y8
-	VBROADCASTSS 4(DX), Y9
-	VBROADCASTSS 8(DX), Y10
-	VBROADCASTSS 12(DX), Y11
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT1   (BX)
+	PREFETCHT0   64(CX)(DX*1)
+	PREFETCHT1   64(BX)
+	PREFETCHT0   128(CX)(DX*1)
+	PREFETCHT1   128(BX)
+	PREFETCHT0   192(CX)(DX*1)
+	PREFETCHT1   192(BX)
+	VBROADCASTSS (R8), Y8
+	VBROADCASTSS 4(R8), Y9
+	VBROADCASTSS 8(R8), Y10
+	VBROADCASTSS 12(R8), Y11
 	VMOVUPS      (CX), Y12
 	VMOVUPS      128(CX), Y13
 	VFMADD231PS  Y12, Y8, Y0
@@ -1625,9 +1718,9 @@ pair:
 	VFMADD231PS  Y13, Y10, Y3
 	VFMADD231PS  Y13, Y11, Y7
 	ADDQ         $0x00000100, CX
-	ADDQ         $0x00000010, DX
-	ADDQ         R8, DI
-	DECQ         BX
+	ADDQ         $0x00000010, R8
+	ADDQ         SI, BX
+	DECQ         R9
 	JNZ          pair
 	VMOVUPS      Y0, (AX)
 	VMOVUPS      Y1, 32(AX)
@@ -1637,19 +1730,22 @@ pair:
 	VMOVUPS      Y5, 160(AX)
 	VMOVUPS      Y6, 192(AX)
 	VMOVUPS      Y7, 224(AX)
+	ADDQ         $0x00000100, AX
+	DECQ         DI
+	JNZ          panel
 	VZEROUPPER
 	RET
 
-// func tileF32AVX2Rows3(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX2Rows3(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·tileF32AVX2Rows3(SB), NOSPLIT, $0-56
+TEXT ·tileF32AVX2Rows3(SB), NOSPLIT, $0-64
 	MOVQ    acc+0(FP), AX
 	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+	MOVQ    near+40(FP), DX
+	MOVQ    next+48(FP), BX
+	MOVQ    step+56(FP), SI
+	MOVQ    x+16(FP), DI
+	MOVQ    pairs+24(FP), R8
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 128(AX), Y2
@@ -1658,36 +1754,36 @@ TEXT ·tileF32AVX2Rows3(SB), NOSPLIT, $0-56
 	VMOVUPS 288(AX), Y5
 
 pair:
-	PREFETCHT0   (CX)(SI*1)
-	PREFETCHT1   (DI)
-	PREFETCHT0   128(CX)(SI*1)
-	PREFETCHT1   64(DI)
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT1   (BX)
+	PREFETCHT0   128(CX)(DX*1)
+	PREFETCHT1   64(BX)
 	VMOVUPS      (CX), Y6
 	VMOVUPS      32(CX), Y7
-	VBROADCASTSS (DX), Y8
+	VBROADCASTSS (DI), Y8
 	VFMADD231PS  Y6, Y8, Y0
 	VFMADD231PS  Y7, Y8, Y1
-	VBROADCASTSS 4(DX), Y8
+	VBROADCASTSS 4(DI), Y8
 	VFMADD231PS  Y6, Y8, Y2
 	VFMADD231PS  Y7, Y8, Y3
-	VBROADCASTSS 8(DX), Y8
+	VBROADCASTSS 8(DI), Y8
 	VFMADD231PS  Y6, Y8, Y4
 	VFMADD231PS  Y7, Y8, Y5
 	VMOVUPS      128(CX), Y6
 	VMOVUPS      160(CX), Y7
-	VBROADCASTSS 12(DX), Y8
+	VBROADCASTSS 12(DI), Y8
 	VFMADD231PS  Y6, Y8, Y0
 	VFMADD231PS  Y7, Y8, Y1
-	VBROADCASTSS 16(DX), Y8
+	VBROADCASTSS 16(DI), Y8
 	VFMADD231PS  Y6, Y8, Y2
 	VFMADD231PS  Y7, Y8, Y3
-	VBROADCASTSS 20(DX), Y8
+	VBROADCASTSS 20(DI), Y8
 	VFMADD231PS  Y6, Y8, Y4
 	VFMADD231PS  Y7, Y8, Y5
 	ADDQ         $0x00000100, CX
-	ADDQ         $0x00000018, DX
-	ADDQ         R8, DI
-	DECQ         BX
+	ADDQ         $0x00000018, DI
+	ADDQ         SI, BX
+	DECQ         R8
 	JNZ          pair
 	VMOVUPS      Y0, (AX)
 	VMOVUPS      Y1, 32(AX)
@@ -1698,16 +1794,16 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX2Rows4(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX2Rows4(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·tileF32AVX2Rows4(SB), NOSPLIT, $0-56
+TEXT ·tileF32AVX2Rows4(SB), NOSPLIT, $0-64
 	MOVQ    acc+0(FP), AX
 	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+	MOVQ    near+40(FP), DX
+	MOVQ    next+48(FP), BX
+	MOVQ    step+56(FP), SI
+	MOVQ    x+16(FP), DI
+	MOVQ    pairs+24(FP), R8
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 128(AX), Y2
@@ -1718,42 +1814,42 @@ TEXT ·tileF32AVX2Rows4(SB), NOSPLIT, $0-56
 	VMOVUPS 416(AX), Y7
 
 pair:
-	PREFETCHT0   (CX)(SI*1)
-	PREFETCHT1   (DI)
-	PREFETCHT0   128(CX)(SI*1)
-	PREFETCHT1   64(DI)
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT1   (BX)
+	PREFETCHT0   128(CX)(DX*1)
+	PREFETCHT1   64(BX)
 	VMOVUPS      (CX), Y8
 	VMOVUPS      32(CX), Y9
-	VBROADCASTSS (DX), Y10
+	VBROADCASTSS (DI), Y10
 	VFMADD231PS  Y8, Y10, Y0
 	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS 4(DX), Y10
+	VBROADCASTSS 4(DI), Y10
 	VFMADD231PS  Y8, Y10, Y2
 	VFMADD231PS  Y9, Y10, Y3
-	VBROADCASTSS 8(DX), Y10
+	VBROADCASTSS 8(DI), Y10
 	VFMADD231PS  Y8, Y10, Y4
 	VFMADD231PS  Y9, Y10, Y5
-	VBROADCASTSS 12(DX), Y10
+	VBROADCASTSS 12(DI), Y10
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
 	VMOVUPS      128(CX), Y8
 	VMOVUPS      160(CX), Y9
-	VBROADCASTSS 16(DX), Y10
+	VBROADCASTSS 16(DI), Y10
 	VFMADD231PS  Y8, Y10, Y0
 	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS 20(DX), Y10
+	VBROADCASTSS 20(DI), Y10
 	VFMADD231PS  Y8, Y10, Y2
 	VFMADD231PS  Y9, Y10, Y3
-	VBROADCASTSS 24(DX), Y10
+	VBROADCASTSS 24(DI), Y10
 	VFMADD231PS  Y8, Y10, Y4
 	VFMADD231PS  Y9, Y10, Y5
-	VBROADCASTSS 28(DX), Y10
+	VBROADCASTSS 28(DI), Y10
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
 	ADDQ         $0x00000100, CX
-	ADDQ         $0x00000020, DX
-	ADDQ         R8, DI
-	DECQ         BX
+	ADDQ         $0x00000020, DI
+	ADDQ         SI, BX
+	DECQ         R8
 	JNZ          pair
 	VMOVUPS      Y0, (AX)
 	VMOVUPS      Y1, 32(AX)
@@ -1766,16 +1862,16 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX2Rows5(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX2Rows5(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·tileF32AVX2Rows5(SB), NOSPLIT, $0-56
+TEXT ·tileF32AVX2Rows5(SB), NOSPLIT, $0-64
 	MOVQ    acc+0(FP), AX
 	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+	MOVQ    near+40(FP), DX
+	MOVQ    next+48(FP), BX
+	MOVQ    step+56(FP), SI
+	MOVQ    x+16(FP), DI
+	MOVQ    pairs+24(FP), R8
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 128(AX), Y2
@@ -1788,48 +1884,48 @@ TEXT ·tileF32AVX2Rows5(SB), NOSPLIT, $0-56
 	VMOVUPS 544(AX), Y9
 
 pair:
-	PREFETCHT0   (CX)(SI*1)
-	PREFETCHT1   (DI)
-	PREFETCHT0   128(CX)(SI*1)
-	PREFETCHT1   64(DI)
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT1   (BX)
+	PREFETCHT0   128(CX)(DX*1)
+	PREFETCHT1   64(BX)
 	VMOVUPS      (CX), Y10
 	VMOVUPS      32(CX), Y11
-	VBROADCASTSS (DX), Y12
+	VBROADCASTSS (DI), Y12
 	VFMADD231PS  Y10, Y12, Y0
 	VFMADD231PS  Y11, Y12, Y1
-	VBROADCASTSS 4(DX), Y12
+	VBROADCASTSS 4(DI), Y12
 	VFMADD231PS  Y10, Y12, Y2
 	VFMADD231PS  Y11, Y12, Y3
-	VBROADCASTSS 8(DX), Y12
+	VBROADCASTSS 8(DI), Y12
 	VFMADD231PS  Y10, Y12, Y4
 	VFMADD231PS  Y11, Y12, Y5
-	VBROADCASTSS 12(DX), Y12
+	VBROADCASTSS 12(DI), Y12
 	VFMADD231PS  Y10, Y12, Y6
 	VFMADD231PS  Y11, Y12, Y7
-	VBROADCASTSS 16(DX), Y12
+	VBROADCASTSS 16(DI), Y12
 	VFMADD231PS  Y10, Y12, Y8
 	VFMADD231PS  Y11, Y12, Y9
 	VMOVUPS      128(CX), Y10
 	VMOVUPS      160(CX), Y11
-	VBROADCASTSS 20(DX), Y12
+	VBROADCASTSS 20(DI), Y12
 	VFMADD231PS  Y10, Y12, Y0
 	VFMADD231PS  Y11, Y12, Y1
-	VBROADCASTSS 24(DX), Y12
+	VBROADCASTSS 24(DI), Y12
 	VFMADD231PS  Y10, Y12, Y2
 	VFMADD231PS  Y11, Y12, Y3
-	VBROADCASTSS 28(DX), Y12
+	VBROADCASTSS 28(DI), Y12
 	VFMADD231PS  Y10, Y12, Y4
 	VFMADD231PS  Y11, Y12, Y5
-	VBROADCASTSS 32(DX), Y12
+	VBROADCASTSS 32(DI), Y12
 	VFMADD231PS  Y10, Y12, Y6
 	VFMADD231PS  Y11, Y12, Y7
-	VBROADCASTSS 36(DX), Y12
+	VBROADCASTSS 36(DI), Y12
 	VFMADD231PS  Y10, Y12, Y8
 	VFMADD231PS  Y11, Y12, Y9
 	ADDQ         $0x00000100, CX
-	ADDQ         $0x00000028, DX
-	ADDQ         R8, DI
-	DECQ         BX
+	ADDQ         $0x00000028, DI
+	ADDQ         SI, BX
+	DECQ         R8
 	JNZ          pair
 	VMOVUPS      Y0, (AX)
 	VMOVUPS      Y1, 32(AX)
@@ -1844,16 +1940,16 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX2Rows6(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX2Rows6(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·tileF32AVX2Rows6(SB), NOSPLIT, $0-56
+TEXT ·tileF32AVX2Rows6(SB), NOSPLIT, $0-64
 	MOVQ    acc+0(FP), AX
 	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+	MOVQ    near+40(FP), DX
+	MOVQ    next+48(FP), BX
+	MOVQ    step+56(FP), SI
+	MOVQ    x+16(FP), DI
+	MOVQ    pairs+24(FP), R8
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 128(AX), Y2
@@ -1868,54 +1964,54 @@ TEXT ·tileF32AVX2Rows6(SB), NOSPLIT, $0-56
 	VMOVUPS 672(AX), Y11
 
 pair:
-	PREFETCHT0   (CX)(SI*1)
-	PREFETCHT1   (DI)
-	PREFETCHT0   128(CX)(SI*1)
-	PREFETCHT1   64(DI)
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT1   (BX)
+	PREFETCHT0   128(CX)(DX*1)
+	PREFETCHT1   64(BX)
 	VMOVUPS      (CX), Y12
 	VMOVUPS      32(CX), Y13
-	VBROADCASTSS (DX), Y14
+	VBROADCASTSS (DI), Y14
 	VFMADD231PS  Y12, Y14, Y0
 	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS 4(DX), Y14
+	VBROADCASTSS 4(DI), Y14
 	VFMADD231PS  Y12, Y14, Y2
 	VFMADD231PS  Y13, Y14, Y3
-	VBROADCASTSS 8(DX), Y14
+	VBROADCASTSS 8(DI), Y14
 	VFMADD231PS  Y12, Y14, Y4
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS 12(DX), Y14
+	VBROADCASTSS 12(DI), Y14
 	VFMADD231PS  Y12, Y14, Y6
 	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS 16(DX), Y14
+	VBROADCASTSS 16(DI), Y14
 	VFMADD231PS  Y12, Y14, Y8
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS 20(DX), Y14
+	VBROADCASTSS 20(DI), Y14
 	VFMADD231PS  Y12, Y14, Y10
 	VFMADD231PS  Y13, Y14, Y11
 	VMOVUPS      128(CX), Y12
 	VMOVUPS      160(CX), Y13
-	VBROADCASTSS 24(DX), Y14
+	VBROADCASTSS 24(DI), Y14
 	VFMADD231PS  Y12, Y14, Y0
 	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS 28(DX), Y14
+	VBROADCASTSS 28(DI), Y14
 	VFMADD231PS  Y12, Y14, Y2
 	VFMADD231PS  Y13, Y14, Y3
-	VBROADCASTSS 32(DX), Y14
+	VBROADCASTSS 32(DI), Y14
 	VFMADD231PS  Y12, Y14, Y4
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS 36(DX), Y14
+	VBROADCASTSS 36(DI), Y14
 	VFMADD231PS  Y12, Y14, Y6
 	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS 40(DX), Y14
+	VBROADCASTSS 40(DI), Y14
 	VFMADD231PS  Y12, Y14, Y8
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS 44(DX), Y14
+	VBROADCASTSS 44(DI), Y14
 	VFMADD231PS  Y12, Y14, Y10
 	VFMADD231PS  Y13, Y14, Y11
 	ADDQ         $0x00000100, CX
-	ADDQ         $0x00000030, DX
-	ADDQ         R8, DI
-	DECQ         BX
+	ADDQ         $0x00000030, DI
+	ADDQ         SI, BX
+	DECQ         R8
 	JNZ          pair
 	VMOVUPS      Y0, (AX)
 	VMOVUPS      Y1, 32(AX)
@@ -1932,30 +2028,33 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows1(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX512Rows1(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows1(SB), NOSPLIT, $0-56
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+TEXT ·tileF32AVX512Rows1(SB), NOSPLIT, $0-64
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ near+40(FP), DX
+	MOVQ next+48(FP), BX
+	MOVQ step+56(FP), SI
+	MOVQ panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 
 pair:
-	PREFETCHT0   (CX)(SI*1)
-	PREFETCHT1   (DI)
-	PREFETCHT0   64(CX)(SI*1)
-	PREFETCHT1   64(DI)
-	PREFETCHT0   128(CX)(SI*1)
-	PREFETCHT1   128(DI)
-	PREFETCHT0   192(CX)(SI*1)
-	PREFETCHT1   192(DI)
-	VBROADCASTSS (DX), Z2
-	VBROADCASTSS 4(DX), Z3
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT1   (BX)
+	PREFETCHT0   64(CX)(DX*1)
+	PREFETCHT1   64(BX)
+	PREFETCHT0   128(CX)(DX*1)
+	PREFETCHT1   128(BX)
+	PREFETCHT0   192(CX)(DX*1)
+	PREFETCHT1   192(BX)
+	VBROADCASTSS (R8), Z2
+	VBROADCASTSS 4(R8), Z3
 	VMOVUPS      (CX), Z4
 	VMOVUPS      128(CX), Z5
 	VFMADD231PS  Z4, Z2, Z0
@@ -1965,43 +2064,49 @@ pair:
 	VFMADD231PS  Z4, Z2, Z1
 	VFMADD231PS  Z5, Z3, Z1
 	ADDQ         $0x00000100, CX
-	ADDQ         $0x00000008, DX
-	ADDQ         R8, DI
-	DECQ         BX
+	ADDQ         $0x00000008, R8
+	ADDQ         SI, BX
+	DECQ         R9
 	JNZ          pair
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z1, 64(AX)
+	ADDQ         $0x00000080, AX
+	DECQ         DI
+	JNZ          panel
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows2(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX512Rows2(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows2(SB), NOSPLIT, $0-56
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+TEXT ·tileF32AVX512Rows2(SB), NOSPLIT, $0-64
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ near+40(FP), DX
+	MOVQ next+48(FP), BX
+	MOVQ step+56(FP), SI
+	MOVQ panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
 	VMOVUPS 192(AX), Z3
 
 pair:
-	PREFETCHT0   (CX)(SI*1)
-	PREFETCHT1   (DI)
-	PREFETCHT0   64(CX)(SI*1)
-	PREFETCHT1   64(DI)
-	PREFETCHT0   128(CX)(SI*1)
-	PREFETCHT1   128(DI)
-	PREFETCHT0   192(CX)(SI*1)
-	PREFETCHT1   192(DI)
-	VBROADCASTSS (DX), Z4
-	VBROADCASTSS 4(DX), Z5
-	VBROADCASTSS 8(DX), Z6
-	VBROADCASTSS 12(DX), Z7
+	PREFETCHT0   (CX)(DX*1)
+	PREFETCHT1   (BX)
+	PREFETCHT0   64(CX)(DX*1)
+	PREFETCHT1   64(BX)
+	PREFETCHT0   128(CX)(DX*1)
+	PREFETCHT1   128(BX)
+	PREFETCHT0   192(CX)(DX*1)
+	PREFETCHT1   192(BX)
+	VBROADCASTSS (R8), Z4
+	VBROADCASTSS 4(R8), Z5
+	VBROADCASTSS 8(R8), Z6
+	VBROADCASTSS 12(R8), Z7
 	VMOVUPS      (CX), Z8
 	VMOVUPS      128(CX), Z9
 	VFMADD231PS  Z8, Z4, Z0
@@ -2015,27 +2120,33 @@ pair:
 	VFMADD231PS  Z9, Z6, Z1
 	VFMADD231PS  Z9, Z7, Z3
 	ADDQ         $0x00000100, CX
-	ADDQ         $0x00000010, DX
-	ADDQ         R8, DI
-	DECQ         BX
+	ADDQ         $0x00000010, R8
+	ADDQ         SI, BX
+	DECQ         R9
 	JNZ          pair
 	VMOVUPS      Z0, (AX)
 	VMOVUPS      Z1, 64(AX)
 	VMOVUPS      Z2, 128(AX)
 	VMOVUPS      Z3, 192(AX)
+	ADDQ         $0x00000100, AX
+	DECQ         DI
+	JNZ          panel
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows3(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX512Rows3(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows3(SB), NOSPLIT, $0-56
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+TEXT ·tileF32AVX512Rows3(SB), NOSPLIT, $0-64
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ near+40(FP), DX
+	MOVQ next+48(FP), BX
+	MOVQ step+56(FP), SI
+	MOVQ panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2044,38 +2155,38 @@ TEXT ·tileF32AVX512Rows3(SB), NOSPLIT, $0-56
 	VMOVUPS 320(AX), Z5
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
-	PREFETCHT0       128(CX)(SI*1)
-	PREFETCHT1       128(DI)
-	PREFETCHT0       192(CX)(SI*1)
-	PREFETCHT1       192(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
+	PREFETCHT0       128(CX)(DX*1)
+	PREFETCHT1       128(BX)
+	PREFETCHT0       192(CX)(DX*1)
+	PREFETCHT1       192(BX)
 	VMOVUPS          (CX), Z6
 	VMOVUPS          64(CX), Z7
-	VBROADCASTSS     (DX), Z8
+	VBROADCASTSS     (R8), Z8
 	VFMADD231PS      Z6, Z8, Z0
 	VFMADD231PS      Z7, Z8, Z1
-	VFMADD231PS.BCST 4(DX), Z6, Z2
-	VFMADD231PS.BCST 4(DX), Z7, Z3
-	VBROADCASTSS     8(DX), Z8
+	VFMADD231PS.BCST 4(R8), Z6, Z2
+	VFMADD231PS.BCST 4(R8), Z7, Z3
+	VBROADCASTSS     8(R8), Z8
 	VFMADD231PS      Z6, Z8, Z4
 	VFMADD231PS      Z7, Z8, Z5
 	VMOVUPS          128(CX), Z6
 	VMOVUPS          192(CX), Z7
-	VBROADCASTSS     12(DX), Z8
+	VBROADCASTSS     12(R8), Z8
 	VFMADD231PS      Z6, Z8, Z0
 	VFMADD231PS      Z7, Z8, Z1
-	VFMADD231PS.BCST 16(DX), Z6, Z2
-	VFMADD231PS.BCST 16(DX), Z7, Z3
-	VBROADCASTSS     20(DX), Z8
+	VFMADD231PS.BCST 16(R8), Z6, Z2
+	VFMADD231PS.BCST 16(R8), Z7, Z3
+	VBROADCASTSS     20(R8), Z8
 	VFMADD231PS      Z6, Z8, Z4
 	VFMADD231PS      Z7, Z8, Z5
 	ADDQ             $0x00000100, CX
-	ADDQ             $0x00000018, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000018, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
 	VMOVUPS          Z0, (AX)
 	VMOVUPS          Z1, 64(AX)
@@ -2083,19 +2194,25 @@ pair:
 	VMOVUPS          Z3, 192(AX)
 	VMOVUPS          Z4, 256(AX)
 	VMOVUPS          Z5, 320(AX)
+	ADDQ             $0x00000180, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows4(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX512Rows4(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows4(SB), NOSPLIT, $0-56
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+TEXT ·tileF32AVX512Rows4(SB), NOSPLIT, $0-64
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ near+40(FP), DX
+	MOVQ next+48(FP), BX
+	MOVQ step+56(FP), SI
+	MOVQ panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2106,42 +2223,42 @@ TEXT ·tileF32AVX512Rows4(SB), NOSPLIT, $0-56
 	VMOVUPS 448(AX), Z7
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
-	PREFETCHT0       128(CX)(SI*1)
-	PREFETCHT1       128(DI)
-	PREFETCHT0       192(CX)(SI*1)
-	PREFETCHT1       192(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
+	PREFETCHT0       128(CX)(DX*1)
+	PREFETCHT1       128(BX)
+	PREFETCHT0       192(CX)(DX*1)
+	PREFETCHT1       192(BX)
 	VMOVUPS          (CX), Z8
 	VMOVUPS          64(CX), Z9
-	VBROADCASTSS     (DX), Z10
+	VBROADCASTSS     (R8), Z10
 	VFMADD231PS      Z8, Z10, Z0
 	VFMADD231PS      Z9, Z10, Z1
-	VFMADD231PS.BCST 4(DX), Z8, Z2
-	VFMADD231PS.BCST 4(DX), Z9, Z3
-	VBROADCASTSS     8(DX), Z10
+	VFMADD231PS.BCST 4(R8), Z8, Z2
+	VFMADD231PS.BCST 4(R8), Z9, Z3
+	VBROADCASTSS     8(R8), Z10
 	VFMADD231PS      Z8, Z10, Z4
 	VFMADD231PS      Z9, Z10, Z5
-	VFMADD231PS.BCST 12(DX), Z8, Z6
-	VFMADD231PS.BCST 12(DX), Z9, Z7
+	VFMADD231PS.BCST 12(R8), Z8, Z6
+	VFMADD231PS.BCST 12(R8), Z9, Z7
 	VMOVUPS          128(CX), Z8
 	VMOVUPS          192(CX), Z9
-	VBROADCASTSS     16(DX), Z10
+	VBROADCASTSS     16(R8), Z10
 	VFMADD231PS      Z8, Z10, Z0
 	VFMADD231PS      Z9, Z10, Z1
-	VFMADD231PS.BCST 20(DX), Z8, Z2
-	VFMADD231PS.BCST 20(DX), Z9, Z3
-	VBROADCASTSS     24(DX), Z10
+	VFMADD231PS.BCST 20(R8), Z8, Z2
+	VFMADD231PS.BCST 20(R8), Z9, Z3
+	VBROADCASTSS     24(R8), Z10
 	VFMADD231PS      Z8, Z10, Z4
 	VFMADD231PS      Z9, Z10, Z5
-	VFMADD231PS.BCST 28(DX), Z8, Z6
-	VFMADD231PS.BCST 28(DX), Z9, Z7
+	VFMADD231PS.BCST 28(R8), Z8, Z6
+	VFMADD231PS.BCST 28(R8), Z9, Z7
 	ADDQ             $0x00000100, CX
-	ADDQ             $0x00000020, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000020, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
 	VMOVUPS          Z0, (AX)
 	VMOVUPS          Z1, 64(AX)
@@ -2151,19 +2268,25 @@ pair:
 	VMOVUPS          Z5, 320(AX)
 	VMOVUPS          Z6, 384(AX)
 	VMOVUPS          Z7, 448(AX)
+	ADDQ             $0x00000200, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows5(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX512Rows5(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows5(SB), NOSPLIT, $0-56
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+TEXT ·tileF32AVX512Rows5(SB), NOSPLIT, $0-64
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ near+40(FP), DX
+	MOVQ next+48(FP), BX
+	MOVQ step+56(FP), SI
+	MOVQ panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2176,48 +2299,48 @@ TEXT ·tileF32AVX512Rows5(SB), NOSPLIT, $0-56
 	VMOVUPS 576(AX), Z9
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
-	PREFETCHT0       128(CX)(SI*1)
-	PREFETCHT1       128(DI)
-	PREFETCHT0       192(CX)(SI*1)
-	PREFETCHT1       192(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
+	PREFETCHT0       128(CX)(DX*1)
+	PREFETCHT1       128(BX)
+	PREFETCHT0       192(CX)(DX*1)
+	PREFETCHT1       192(BX)
 	VMOVUPS          (CX), Z10
 	VMOVUPS          64(CX), Z11
-	VBROADCASTSS     (DX), Z12
+	VBROADCASTSS     (R8), Z12
 	VFMADD231PS      Z10, Z12, Z0
 	VFMADD231PS      Z11, Z12, Z1
-	VFMADD231PS.BCST 4(DX), Z10, Z2
-	VFMADD231PS.BCST 4(DX), Z11, Z3
-	VBROADCASTSS     8(DX), Z12
+	VFMADD231PS.BCST 4(R8), Z10, Z2
+	VFMADD231PS.BCST 4(R8), Z11, Z3
+	VBROADCASTSS     8(R8), Z12
 	VFMADD231PS      Z10, Z12, Z4
 	VFMADD231PS      Z11, Z12, Z5
-	VFMADD231PS.BCST 12(DX), Z10, Z6
-	VFMADD231PS.BCST 12(DX), Z11, Z7
-	VBROADCASTSS     16(DX), Z12
+	VFMADD231PS.BCST 12(R8), Z10, Z6
+	VFMADD231PS.BCST 12(R8), Z11, Z7
+	VBROADCASTSS     16(R8), Z12
 	VFMADD231PS      Z10, Z12, Z8
 	VFMADD231PS      Z11, Z12, Z9
 	VMOVUPS          128(CX), Z10
 	VMOVUPS          192(CX), Z11
-	VBROADCASTSS     20(DX), Z12
+	VBROADCASTSS     20(R8), Z12
 	VFMADD231PS      Z10, Z12, Z0
 	VFMADD231PS      Z11, Z12, Z1
-	VFMADD231PS.BCST 24(DX), Z10, Z2
-	VFMADD231PS.BCST 24(DX), Z11, Z3
-	VBROADCASTSS     28(DX), Z12
+	VFMADD231PS.BCST 24(R8), Z10, Z2
+	VFMADD231PS.BCST 24(R8), Z11, Z3
+	VBROADCASTSS     28(R8), Z12
 	VFMADD231PS      Z10, Z12, Z4
 	VFMADD231PS      Z11, Z12, Z5
-	VFMADD231PS.BCST 32(DX), Z10, Z6
-	VFMADD231PS.BCST 32(DX), Z11, Z7
-	VBROADCASTSS     36(DX), Z12
+	VFMADD231PS.BCST 32(R8), Z10, Z6
+	VFMADD231PS.BCST 32(R8), Z11, Z7
+	VBROADCASTSS     36(R8), Z12
 	VFMADD231PS      Z10, Z12, Z8
 	VFMADD231PS      Z11, Z12, Z9
 	ADDQ             $0x00000100, CX
-	ADDQ             $0x00000028, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000028, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
 	VMOVUPS          Z0, (AX)
 	VMOVUPS          Z1, 64(AX)
@@ -2229,19 +2352,25 @@ pair:
 	VMOVUPS          Z7, 448(AX)
 	VMOVUPS          Z8, 512(AX)
 	VMOVUPS          Z9, 576(AX)
+	ADDQ             $0x00000280, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows6(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX512Rows6(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows6(SB), NOSPLIT, $0-56
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+TEXT ·tileF32AVX512Rows6(SB), NOSPLIT, $0-64
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ near+40(FP), DX
+	MOVQ next+48(FP), BX
+	MOVQ step+56(FP), SI
+	MOVQ panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2256,52 +2385,52 @@ TEXT ·tileF32AVX512Rows6(SB), NOSPLIT, $0-56
 	VMOVUPS 704(AX), Z11
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
-	PREFETCHT0       128(CX)(SI*1)
-	PREFETCHT1       128(DI)
-	PREFETCHT0       192(CX)(SI*1)
-	PREFETCHT1       192(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
+	PREFETCHT0       128(CX)(DX*1)
+	PREFETCHT1       128(BX)
+	PREFETCHT0       192(CX)(DX*1)
+	PREFETCHT1       192(BX)
 	VMOVUPS          (CX), Z12
 	VMOVUPS          64(CX), Z13
-	VBROADCASTSS     (DX), Z14
+	VBROADCASTSS     (R8), Z14
 	VFMADD231PS      Z12, Z14, Z0
 	VFMADD231PS      Z13, Z14, Z1
-	VFMADD231PS.BCST 4(DX), Z12, Z2
-	VFMADD231PS.BCST 4(DX), Z13, Z3
-	VBROADCASTSS     8(DX), Z14
+	VFMADD231PS.BCST 4(R8), Z12, Z2
+	VFMADD231PS.BCST 4(R8), Z13, Z3
+	VBROADCASTSS     8(R8), Z14
 	VFMADD231PS      Z12, Z14, Z4
 	VFMADD231PS      Z13, Z14, Z5
-	VFMADD231PS.BCST 12(DX), Z12, Z6
-	VFMADD231PS.BCST 12(DX), Z13, Z7
-	VBROADCASTSS     16(DX), Z14
+	VFMADD231PS.BCST 12(R8), Z12, Z6
+	VFMADD231PS.BCST 12(R8), Z13, Z7
+	VBROADCASTSS     16(R8), Z14
 	VFMADD231PS      Z12, Z14, Z8
 	VFMADD231PS      Z13, Z14, Z9
-	VFMADD231PS.BCST 20(DX), Z12, Z10
-	VFMADD231PS.BCST 20(DX), Z13, Z11
+	VFMADD231PS.BCST 20(R8), Z12, Z10
+	VFMADD231PS.BCST 20(R8), Z13, Z11
 	VMOVUPS          128(CX), Z12
 	VMOVUPS          192(CX), Z13
-	VBROADCASTSS     24(DX), Z14
+	VBROADCASTSS     24(R8), Z14
 	VFMADD231PS      Z12, Z14, Z0
 	VFMADD231PS      Z13, Z14, Z1
-	VFMADD231PS.BCST 28(DX), Z12, Z2
-	VFMADD231PS.BCST 28(DX), Z13, Z3
-	VBROADCASTSS     32(DX), Z14
+	VFMADD231PS.BCST 28(R8), Z12, Z2
+	VFMADD231PS.BCST 28(R8), Z13, Z3
+	VBROADCASTSS     32(R8), Z14
 	VFMADD231PS      Z12, Z14, Z4
 	VFMADD231PS      Z13, Z14, Z5
-	VFMADD231PS.BCST 36(DX), Z12, Z6
-	VFMADD231PS.BCST 36(DX), Z13, Z7
-	VBROADCASTSS     40(DX), Z14
+	VFMADD231PS.BCST 36(R8), Z12, Z6
+	VFMADD231PS.BCST 36(R8), Z13, Z7
+	VBROADCASTSS     40(R8), Z14
 	VFMADD231PS      Z12, Z14, Z8
 	VFMADD231PS      Z13, Z14, Z9
-	VFMADD231PS.BCST 44(DX), Z12, Z10
-	VFMADD231PS.BCST 44(DX), Z13, Z11
+	VFMADD231PS.BCST 44(R8), Z12, Z10
+	VFMADD231PS.BCST 44(R8), Z13, Z11
 	ADDQ             $0x00000100, CX
-	ADDQ             $0x00000030, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000030, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
 	VMOVUPS          Z0, (AX)
 	VMOVUPS          Z1, 64(AX)
@@ -2315,19 +2444,25 @@ pair:
 	VMOVUPS          Z9, 576(AX)
 	VMOVUPS          Z10, 640(AX)
 	VMOVUPS          Z11, 704(AX)
+	ADDQ             $0x00000300, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows7(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX512Rows7(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows7(SB), NOSPLIT, $0-56
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+TEXT ·tileF32AVX512Rows7(SB), NOSPLIT, $0-64
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ near+40(FP), DX
+	MOVQ next+48(FP), BX
+	MOVQ step+56(FP), SI
+	MOVQ panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2344,58 +2479,58 @@ TEXT ·tileF32AVX512Rows7(SB), NOSPLIT, $0-56
 	VMOVUPS 832(AX), Z13
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
-	PREFETCHT0       128(CX)(SI*1)
-	PREFETCHT1       128(DI)
-	PREFETCHT0       192(CX)(SI*1)
-	PREFETCHT1       192(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
+	PREFETCHT0       128(CX)(DX*1)
+	PREFETCHT1       128(BX)
+	PREFETCHT0       192(CX)(DX*1)
+	PREFETCHT1       192(BX)
 	VMOVUPS          (CX), Z14
 	VMOVUPS          64(CX), Z15
-	VBROADCASTSS     (DX), Z16
+	VBROADCASTSS     (R8), Z16
 	VFMADD231PS      Z14, Z16, Z0
 	VFMADD231PS      Z15, Z16, Z1
-	VFMADD231PS.BCST 4(DX), Z14, Z2
-	VFMADD231PS.BCST 4(DX), Z15, Z3
-	VBROADCASTSS     8(DX), Z16
+	VFMADD231PS.BCST 4(R8), Z14, Z2
+	VFMADD231PS.BCST 4(R8), Z15, Z3
+	VBROADCASTSS     8(R8), Z16
 	VFMADD231PS      Z14, Z16, Z4
 	VFMADD231PS      Z15, Z16, Z5
-	VFMADD231PS.BCST 12(DX), Z14, Z6
-	VFMADD231PS.BCST 12(DX), Z15, Z7
-	VBROADCASTSS     16(DX), Z16
+	VFMADD231PS.BCST 12(R8), Z14, Z6
+	VFMADD231PS.BCST 12(R8), Z15, Z7
+	VBROADCASTSS     16(R8), Z16
 	VFMADD231PS      Z14, Z16, Z8
 	VFMADD231PS      Z15, Z16, Z9
-	VFMADD231PS.BCST 20(DX), Z14, Z10
-	VFMADD231PS.BCST 20(DX), Z15, Z11
-	VBROADCASTSS     24(DX), Z16
+	VFMADD231PS.BCST 20(R8), Z14, Z10
+	VFMADD231PS.BCST 20(R8), Z15, Z11
+	VBROADCASTSS     24(R8), Z16
 	VFMADD231PS      Z14, Z16, Z12
 	VFMADD231PS      Z15, Z16, Z13
 	VMOVUPS          128(CX), Z14
 	VMOVUPS          192(CX), Z15
-	VBROADCASTSS     28(DX), Z16
+	VBROADCASTSS     28(R8), Z16
 	VFMADD231PS      Z14, Z16, Z0
 	VFMADD231PS      Z15, Z16, Z1
-	VFMADD231PS.BCST 32(DX), Z14, Z2
-	VFMADD231PS.BCST 32(DX), Z15, Z3
-	VBROADCASTSS     36(DX), Z16
+	VFMADD231PS.BCST 32(R8), Z14, Z2
+	VFMADD231PS.BCST 32(R8), Z15, Z3
+	VBROADCASTSS     36(R8), Z16
 	VFMADD231PS      Z14, Z16, Z4
 	VFMADD231PS      Z15, Z16, Z5
-	VFMADD231PS.BCST 40(DX), Z14, Z6
-	VFMADD231PS.BCST 40(DX), Z15, Z7
-	VBROADCASTSS     44(DX), Z16
+	VFMADD231PS.BCST 40(R8), Z14, Z6
+	VFMADD231PS.BCST 40(R8), Z15, Z7
+	VBROADCASTSS     44(R8), Z16
 	VFMADD231PS      Z14, Z16, Z8
 	VFMADD231PS      Z15, Z16, Z9
-	VFMADD231PS.BCST 48(DX), Z14, Z10
-	VFMADD231PS.BCST 48(DX), Z15, Z11
-	VBROADCASTSS     52(DX), Z16
+	VFMADD231PS.BCST 48(R8), Z14, Z10
+	VFMADD231PS.BCST 48(R8), Z15, Z11
+	VBROADCASTSS     52(R8), Z16
 	VFMADD231PS      Z14, Z16, Z12
 	VFMADD231PS      Z15, Z16, Z13
 	ADDQ             $0x00000100, CX
-	ADDQ             $0x00000038, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000038, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
 	VMOVUPS          Z0, (AX)
 	VMOVUPS          Z1, 64(AX)
@@ -2411,19 +2546,25 @@ pair:
 	VMOVUPS          Z11, 704(AX)
 	VMOVUPS          Z12, 768(AX)
 	VMOVUPS          Z13, 832(AX)
+	ADDQ             $0x00000380, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows8(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX512Rows8(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows8(SB), NOSPLIT, $0-56
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+TEXT ·tileF32AVX512Rows8(SB), NOSPLIT, $0-64
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ near+40(FP), DX
+	MOVQ next+48(FP), BX
+	MOVQ step+56(FP), SI
+	MOVQ panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2442,62 +2583,62 @@ TEXT ·tileF32AVX512Rows8(SB), NOSPLIT, $0-56
 	VMOVUPS 960(AX), Z15
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
-	PREFETCHT0       128(CX)(SI*1)
-	PREFETCHT1       128(DI)
-	PREFETCHT0       192(CX)(SI*1)
-	PREFETCHT1       192(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
+	PREFETCHT0       128(CX)(DX*1)
+	PREFETCHT1       128(BX)
+	PREFETCHT0       192(CX)(DX*1)
+	PREFETCHT1       192(BX)
 	VMOVUPS          (CX), Z16
 	VMOVUPS          64(CX), Z17
-	VBROADCASTSS     (DX), Z18
+	VBROADCASTSS     (R8), Z18
 	VFMADD231PS      Z16, Z18, Z0
 	VFMADD231PS      Z17, Z18, Z1
-	VFMADD231PS.BCST 4(DX), Z16, Z2
-	VFMADD231PS.BCST 4(DX), Z17, Z3
-	VBROADCASTSS     8(DX), Z18
+	VFMADD231PS.BCST 4(R8), Z16, Z2
+	VFMADD231PS.BCST 4(R8), Z17, Z3
+	VBROADCASTSS     8(R8), Z18
 	VFMADD231PS      Z16, Z18, Z4
 	VFMADD231PS      Z17, Z18, Z5
-	VFMADD231PS.BCST 12(DX), Z16, Z6
-	VFMADD231PS.BCST 12(DX), Z17, Z7
-	VBROADCASTSS     16(DX), Z18
+	VFMADD231PS.BCST 12(R8), Z16, Z6
+	VFMADD231PS.BCST 12(R8), Z17, Z7
+	VBROADCASTSS     16(R8), Z18
 	VFMADD231PS      Z16, Z18, Z8
 	VFMADD231PS      Z17, Z18, Z9
-	VFMADD231PS.BCST 20(DX), Z16, Z10
-	VFMADD231PS.BCST 20(DX), Z17, Z11
-	VBROADCASTSS     24(DX), Z18
+	VFMADD231PS.BCST 20(R8), Z16, Z10
+	VFMADD231PS.BCST 20(R8), Z17, Z11
+	VBROADCASTSS     24(R8), Z18
 	VFMADD231PS      Z16, Z18, Z12
 	VFMADD231PS      Z17, Z18, Z13
-	VFMADD231PS.BCST 28(DX), Z16, Z14
-	VFMADD231PS.BCST 28(DX), Z17, Z15
+	VFMADD231PS.BCST 28(R8), Z16, Z14
+	VFMADD231PS.BCST 28(R8), Z17, Z15
 	VMOVUPS          128(CX), Z16
 	VMOVUPS          192(CX), Z17
-	VBROADCASTSS     32(DX), Z18
+	VBROADCASTSS     32(R8), Z18
 	VFMADD231PS      Z16, Z18, Z0
 	VFMADD231PS      Z17, Z18, Z1
-	VFMADD231PS.BCST 36(DX), Z16, Z2
-	VFMADD231PS.BCST 36(DX), Z17, Z3
-	VBROADCASTSS     40(DX), Z18
+	VFMADD231PS.BCST 36(R8), Z16, Z2
+	VFMADD231PS.BCST 36(R8), Z17, Z3
+	VBROADCASTSS     40(R8), Z18
 	VFMADD231PS      Z16, Z18, Z4
 	VFMADD231PS      Z17, Z18, Z5
-	VFMADD231PS.BCST 44(DX), Z16, Z6
-	VFMADD231PS.BCST 44(DX), Z17, Z7
-	VBROADCASTSS     48(DX), Z18
+	VFMADD231PS.BCST 44(R8), Z16, Z6
+	VFMADD231PS.BCST 44(R8), Z17, Z7
+	VBROADCASTSS     48(R8), Z18
 	VFMADD231PS      Z16, Z18, Z8
 	VFMADD231PS      Z17, Z18, Z9
-	VFMADD231PS.BCST 52(DX), Z16, Z10
-	VFMADD231PS.BCST 52(DX), Z17, Z11
-	VBROADCASTSS     56(DX), Z18
+	VFMADD231PS.BCST 52(R8), Z16, Z10
+	VFMADD231PS.BCST 52(R8), Z17, Z11
+	VBROADCASTSS     56(R8), Z18
 	VFMADD231PS      Z16, Z18, Z12
 	VFMADD231PS      Z17, Z18, Z13
-	VFMADD231PS.BCST 60(DX), Z16, Z14
-	VFMADD231PS.BCST 60(DX), Z17, Z15
+	VFMADD231PS.BCST 60(R8), Z16, Z14
+	VFMADD231PS.BCST 60(R8), Z17, Z15
 	ADDQ             $0x00000100, CX
-	ADDQ             $0x00000040, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000040, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
 	VMOVUPS          Z0, (AX)
 	VMOVUPS          Z1, 64(AX)
@@ -2515,19 +2656,25 @@ pair:
 	VMOVUPS          Z13, 832(AX)
 	VMOVUPS          Z14, 896(AX)
 	VMOVUPS          Z15, 960(AX)
+	ADDQ             $0x00000400, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows9(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX512Rows9(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows9(SB), NOSPLIT, $0-56
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+TEXT ·tileF32AVX512Rows9(SB), NOSPLIT, $0-64
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ near+40(FP), DX
+	MOVQ next+48(FP), BX
+	MOVQ step+56(FP), SI
+	MOVQ panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2548,68 +2695,68 @@ TEXT ·tileF32AVX512Rows9(SB), NOSPLIT, $0-56
 	VMOVUPS 1088(AX), Z17
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
-	PREFETCHT0       128(CX)(SI*1)
-	PREFETCHT1       128(DI)
-	PREFETCHT0       192(CX)(SI*1)
-	PREFETCHT1       192(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
+	PREFETCHT0       128(CX)(DX*1)
+	PREFETCHT1       128(BX)
+	PREFETCHT0       192(CX)(DX*1)
+	PREFETCHT1       192(BX)
 	VMOVUPS          (CX), Z18
 	VMOVUPS          64(CX), Z19
-	VBROADCASTSS     (DX), Z20
+	VBROADCASTSS     (R8), Z20
 	VFMADD231PS      Z18, Z20, Z0
 	VFMADD231PS      Z19, Z20, Z1
-	VFMADD231PS.BCST 4(DX), Z18, Z2
-	VFMADD231PS.BCST 4(DX), Z19, Z3
-	VBROADCASTSS     8(DX), Z20
+	VFMADD231PS.BCST 4(R8), Z18, Z2
+	VFMADD231PS.BCST 4(R8), Z19, Z3
+	VBROADCASTSS     8(R8), Z20
 	VFMADD231PS      Z18, Z20, Z4
 	VFMADD231PS      Z19, Z20, Z5
-	VFMADD231PS.BCST 12(DX), Z18, Z6
-	VFMADD231PS.BCST 12(DX), Z19, Z7
-	VBROADCASTSS     16(DX), Z20
+	VFMADD231PS.BCST 12(R8), Z18, Z6
+	VFMADD231PS.BCST 12(R8), Z19, Z7
+	VBROADCASTSS     16(R8), Z20
 	VFMADD231PS      Z18, Z20, Z8
 	VFMADD231PS      Z19, Z20, Z9
-	VFMADD231PS.BCST 20(DX), Z18, Z10
-	VFMADD231PS.BCST 20(DX), Z19, Z11
-	VBROADCASTSS     24(DX), Z20
+	VFMADD231PS.BCST 20(R8), Z18, Z10
+	VFMADD231PS.BCST 20(R8), Z19, Z11
+	VBROADCASTSS     24(R8), Z20
 	VFMADD231PS      Z18, Z20, Z12
 	VFMADD231PS      Z19, Z20, Z13
-	VFMADD231PS.BCST 28(DX), Z18, Z14
-	VFMADD231PS.BCST 28(DX), Z19, Z15
-	VBROADCASTSS     32(DX), Z20
+	VFMADD231PS.BCST 28(R8), Z18, Z14
+	VFMADD231PS.BCST 28(R8), Z19, Z15
+	VBROADCASTSS     32(R8), Z20
 	VFMADD231PS      Z18, Z20, Z16
 	VFMADD231PS      Z19, Z20, Z17
 	VMOVUPS          128(CX), Z18
 	VMOVUPS          192(CX), Z19
-	VBROADCASTSS     36(DX), Z20
+	VBROADCASTSS     36(R8), Z20
 	VFMADD231PS      Z18, Z20, Z0
 	VFMADD231PS      Z19, Z20, Z1
-	VFMADD231PS.BCST 40(DX), Z18, Z2
-	VFMADD231PS.BCST 40(DX), Z19, Z3
-	VBROADCASTSS     44(DX), Z20
+	VFMADD231PS.BCST 40(R8), Z18, Z2
+	VFMADD231PS.BCST 40(R8), Z19, Z3
+	VBROADCASTSS     44(R8), Z20
 	VFMADD231PS      Z18, Z20, Z4
 	VFMADD231PS      Z19, Z20, Z5
-	VFMADD231PS.BCST 48(DX), Z18, Z6
-	VFMADD231PS.BCST 48(DX), Z19, Z7
-	VBROADCASTSS     52(DX), Z20
+	VFMADD231PS.BCST 48(R8), Z18, Z6
+	VFMADD231PS.BCST 48(R8), Z19, Z7
+	VBROADCASTSS     52(R8), Z20
 	VFMADD231PS      Z18, Z20, Z8
 	VFMADD231PS      Z19, Z20, Z9
-	VFMADD231PS.BCST 56(DX), Z18, Z10
-	VFMADD231PS.BCST 56(DX), Z19, Z11
-	VBROADCASTSS     60(DX), Z20
+	VFMADD231PS.BCST 56(R8), Z18, Z10
+	VFMADD231PS.BCST 56(R8), Z19, Z11
+	VBROADCASTSS     60(R8), Z20
 	VFMADD231PS      Z18, Z20, Z12
 	VFMADD231PS      Z19, Z20, Z13
-	VFMADD231PS.BCST 64(DX), Z18, Z14
-	VFMADD231PS.BCST 64(DX), Z19, Z15
-	VBROADCASTSS     68(DX), Z20
+	VFMADD231PS.BCST 64(R8), Z18, Z14
+	VFMADD231PS.BCST 64(R8), Z19, Z15
+	VBROADCASTSS     68(R8), Z20
 	VFMADD231PS      Z18, Z20, Z16
 	VFMADD231PS      Z19, Z20, Z17
 	ADDQ             $0x00000100, CX
-	ADDQ             $0x00000048, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000048, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
 	VMOVUPS          Z0, (AX)
 	VMOVUPS          Z1, 64(AX)
@@ -2629,19 +2776,25 @@ pair:
 	VMOVUPS          Z15, 960(AX)
 	VMOVUPS          Z16, 1024(AX)
 	VMOVUPS          Z17, 1088(AX)
+	ADDQ             $0x00000480, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows10(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX512Rows10(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows10(SB), NOSPLIT, $0-56
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+TEXT ·tileF32AVX512Rows10(SB), NOSPLIT, $0-64
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ near+40(FP), DX
+	MOVQ next+48(FP), BX
+	MOVQ step+56(FP), SI
+	MOVQ panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2664,72 +2817,72 @@ TEXT ·tileF32AVX512Rows10(SB), NOSPLIT, $0-56
 	VMOVUPS 1216(AX), Z19
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
-	PREFETCHT0       128(CX)(SI*1)
-	PREFETCHT1       128(DI)
-	PREFETCHT0       192(CX)(SI*1)
-	PREFETCHT1       192(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
+	PREFETCHT0       128(CX)(DX*1)
+	PREFETCHT1       128(BX)
+	PREFETCHT0       192(CX)(DX*1)
+	PREFETCHT1       192(BX)
 	VMOVUPS          (CX), Z20
 	VMOVUPS          64(CX), Z21
-	VBROADCASTSS     (DX), Z22
+	VBROADCASTSS     (R8), Z22
 	VFMADD231PS      Z20, Z22, Z0
 	VFMADD231PS      Z21, Z22, Z1
-	VFMADD231PS.BCST 4(DX), Z20, Z2
-	VFMADD231PS.BCST 4(DX), Z21, Z3
-	VBROADCASTSS     8(DX), Z22
+	VFMADD231PS.BCST 4(R8), Z20, Z2
+	VFMADD231PS.BCST 4(R8), Z21, Z3
+	VBROADCASTSS     8(R8), Z22
 	VFMADD231PS      Z20, Z22, Z4
 	VFMADD231PS      Z21, Z22, Z5
-	VFMADD231PS.BCST 12(DX), Z20, Z6
-	VFMADD231PS.BCST 12(DX), Z21, Z7
-	VBROADCASTSS     16(DX), Z22
+	VFMADD231PS.BCST 12(R8), Z20, Z6
+	VFMADD231PS.BCST 12(R8), Z21, Z7
+	VBROADCASTSS     16(R8), Z22
 	VFMADD231PS      Z20, Z22, Z8
 	VFMADD231PS      Z21, Z22, Z9
-	VFMADD231PS.BCST 20(DX), Z20, Z10
-	VFMADD231PS.BCST 20(DX), Z21, Z11
-	VBROADCASTSS     24(DX), Z22
+	VFMADD231PS.BCST 20(R8), Z20, Z10
+	VFMADD231PS.BCST 20(R8), Z21, Z11
+	VBROADCASTSS     24(R8), Z22
 	VFMADD231PS      Z20, Z22, Z12
 	VFMADD231PS      Z21, Z22, Z13
-	VFMADD231PS.BCST 28(DX), Z20, Z14
-	VFMADD231PS.BCST 28(DX), Z21, Z15
-	VBROADCASTSS     32(DX), Z22
+	VFMADD231PS.BCST 28(R8), Z20, Z14
+	VFMADD231PS.BCST 28(R8), Z21, Z15
+	VBROADCASTSS     32(R8), Z22
 	VFMADD231PS      Z20, Z22, Z16
 	VFMADD231PS      Z21, Z22, Z17
-	VFMADD231PS.BCST 36(DX), Z20, Z18
-	VFMADD231PS.BCST 36(DX), Z21, Z19
+	VFMADD231PS.BCST 36(R8), Z20, Z18
+	VFMADD231PS.BCST 36(R8), Z21, Z19
 	VMOVUPS          128(CX), Z20
 	VMOVUPS          192(CX), Z21
-	VBROADCASTSS     40(DX), Z22
+	VBROADCASTSS     40(R8), Z22
 	VFMADD231PS      Z20, Z22, Z0
 	VFMADD231PS      Z21, Z22, Z1
-	VFMADD231PS.BCST 44(DX), Z20, Z2
-	VFMADD231PS.BCST 44(DX), Z21, Z3
-	VBROADCASTSS     48(DX), Z22
+	VFMADD231PS.BCST 44(R8), Z20, Z2
+	VFMADD231PS.BCST 44(R8), Z21, Z3
+	VBROADCASTSS     48(R8), Z22
 	VFMADD231PS      Z20, Z22, Z4
 	VFMADD231PS      Z21, Z22, Z5
-	VFMADD231PS.BCST 52(DX), Z20, Z6
-	VFMADD231PS.BCST 52(DX), Z21, Z7
-	VBROADCASTSS     56(DX), Z22
+	VFMADD231PS.BCST 52(R8), Z20, Z6
+	VFMADD231PS.BCST 52(R8), Z21, Z7
+	VBROADCASTSS     56(R8), Z22
 	VFMADD231PS      Z20, Z22, Z8
 	VFMADD231PS      Z21, Z22, Z9
-	VFMADD231PS.BCST 60(DX), Z20, Z10
-	VFMADD231PS.BCST 60(DX), Z21, Z11
-	VBROADCASTSS     64(DX), Z22
+	VFMADD231PS.BCST 60(R8), Z20, Z10
+	VFMADD231PS.BCST 60(R8), Z21, Z11
+	VBROADCASTSS     64(R8), Z22
 	VFMADD231PS      Z20, Z22, Z12
 	VFMADD231PS      Z21, Z22, Z13
-	VFMADD231PS.BCST 68(DX), Z20, Z14
-	VFMADD231PS.BCST 68(DX), Z21, Z15
-	VBROADCASTSS     72(DX), Z22
+	VFMADD231PS.BCST 68(R8), Z20, Z14
+	VFMADD231PS.BCST 68(R8), Z21, Z15
+	VBROADCASTSS     72(R8), Z22
 	VFMADD231PS      Z20, Z22, Z16
 	VFMADD231PS      Z21, Z22, Z17
-	VFMADD231PS.BCST 76(DX), Z20, Z18
-	VFMADD231PS.BCST 76(DX), Z21, Z19
+	VFMADD231PS.BCST 76(R8), Z20, Z18
+	VFMADD231PS.BCST 76(R8), Z21, Z19
 	ADDQ             $0x00000100, CX
-	ADDQ             $0x00000050, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000050, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
 	VMOVUPS          Z0, (AX)
 	VMOVUPS          Z1, 64(AX)
@@ -2751,19 +2904,25 @@ pair:
 	VMOVUPS          Z17, 1088(AX)
 	VMOVUPS          Z18, 1152(AX)
 	VMOVUPS          Z19, 1216(AX)
+	ADDQ             $0x00000500, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows11(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX512Rows11(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows11(SB), NOSPLIT, $0-56
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+TEXT ·tileF32AVX512Rows11(SB), NOSPLIT, $0-64
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ near+40(FP), DX
+	MOVQ next+48(FP), BX
+	MOVQ step+56(FP), SI
+	MOVQ panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2788,78 +2947,78 @@ TEXT ·tileF32AVX512Rows11(SB), NOSPLIT, $0-56
 	VMOVUPS 1344(AX), Z21
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
-	PREFETCHT0       128(CX)(SI*1)
-	PREFETCHT1       128(DI)
-	PREFETCHT0       192(CX)(SI*1)
-	PREFETCHT1       192(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
+	PREFETCHT0       128(CX)(DX*1)
+	PREFETCHT1       128(BX)
+	PREFETCHT0       192(CX)(DX*1)
+	PREFETCHT1       192(BX)
 	VMOVUPS          (CX), Z22
 	VMOVUPS          64(CX), Z23
-	VBROADCASTSS     (DX), Z24
+	VBROADCASTSS     (R8), Z24
 	VFMADD231PS      Z22, Z24, Z0
 	VFMADD231PS      Z23, Z24, Z1
-	VFMADD231PS.BCST 4(DX), Z22, Z2
-	VFMADD231PS.BCST 4(DX), Z23, Z3
-	VBROADCASTSS     8(DX), Z24
+	VFMADD231PS.BCST 4(R8), Z22, Z2
+	VFMADD231PS.BCST 4(R8), Z23, Z3
+	VBROADCASTSS     8(R8), Z24
 	VFMADD231PS      Z22, Z24, Z4
 	VFMADD231PS      Z23, Z24, Z5
-	VFMADD231PS.BCST 12(DX), Z22, Z6
-	VFMADD231PS.BCST 12(DX), Z23, Z7
-	VBROADCASTSS     16(DX), Z24
+	VFMADD231PS.BCST 12(R8), Z22, Z6
+	VFMADD231PS.BCST 12(R8), Z23, Z7
+	VBROADCASTSS     16(R8), Z24
 	VFMADD231PS      Z22, Z24, Z8
 	VFMADD231PS      Z23, Z24, Z9
-	VFMADD231PS.BCST 20(DX), Z22, Z10
-	VFMADD231PS.BCST 20(DX), Z23, Z11
-	VBROADCASTSS     24(DX), Z24
+	VFMADD231PS.BCST 20(R8), Z22, Z10
+	VFMADD231PS.BCST 20(R8), Z23, Z11
+	VBROADCASTSS     24(R8), Z24
 	VFMADD231PS      Z22, Z24, Z12
 	VFMADD231PS      Z23, Z24, Z13
-	VFMADD231PS.BCST 28(DX), Z22, Z14
-	VFMADD231PS.BCST 28(DX), Z23, Z15
-	VBROADCASTSS     32(DX), Z24
+	VFMADD231PS.BCST 28(R8), Z22, Z14
+	VFMADD231PS.BCST 28(R8), Z23, Z15
+	VBROADCASTSS     32(R8), Z24
 	VFMADD231PS      Z22, Z24, Z16
 	VFMADD231PS      Z23, Z24, Z17
-	VFMADD231PS.BCST 36(DX), Z22, Z18
-	VFMADD231PS.BCST 36(DX), Z23, Z19
-	VBROADCASTSS     40(DX), Z24
+	VFMADD231PS.BCST 36(R8), Z22, Z18
+	VFMADD231PS.BCST 36(R8), Z23, Z19
+	VBROADCASTSS     40(R8), Z24
 	VFMADD231PS      Z22, Z24, Z20
 	VFMADD231PS      Z23, Z24, Z21
 	VMOVUPS          128(CX), Z22
 	VMOVUPS          192(CX), Z23
-	VBROADCASTSS     44(DX), Z24
+	VBROADCASTSS     44(R8), Z24
 	VFMADD231PS      Z22, Z24, Z0
 	VFMADD231PS      Z23, Z24, Z1
-	VFMADD231PS.BCST 48(DX), Z22, Z2
-	VFMADD231PS.BCST 48(DX), Z23, Z3
-	VBROADCASTSS     52(DX), Z24
+	VFMADD231PS.BCST 48(R8), Z22, Z2
+	VFMADD231PS.BCST 48(R8), Z23, Z3
+	VBROADCASTSS     52(R8), Z24
 	VFMADD231PS      Z22, Z24, Z4
 	VFMADD231PS      Z23, Z24, Z5
-	VFMADD231PS.BCST 56(DX), Z22, Z6
-	VFMADD231PS.BCST 56(DX), Z23, Z7
-	VBROADCASTSS     60(DX), Z24
+	VFMADD231PS.BCST 56(R8), Z22, Z6
+	VFMADD231PS.BCST 56(R8), Z23, Z7
+	VBROADCASTSS     60(R8), Z24
 	VFMADD231PS      Z22, Z24, Z8
 	VFMADD231PS      Z23, Z24, Z9
-	VFMADD231PS.BCST 64(DX), Z22, Z10
-	VFMADD231PS.BCST 64(DX), Z23, Z11
-	VBROADCASTSS     68(DX), Z24
+	VFMADD231PS.BCST 64(R8), Z22, Z10
+	VFMADD231PS.BCST 64(R8), Z23, Z11
+	VBROADCASTSS     68(R8), Z24
 	VFMADD231PS      Z22, Z24, Z12
 	VFMADD231PS      Z23, Z24, Z13
-	VFMADD231PS.BCST 72(DX), Z22, Z14
-	VFMADD231PS.BCST 72(DX), Z23, Z15
-	VBROADCASTSS     76(DX), Z24
+	VFMADD231PS.BCST 72(R8), Z22, Z14
+	VFMADD231PS.BCST 72(R8), Z23, Z15
+	VBROADCASTSS     76(R8), Z24
 	VFMADD231PS      Z22, Z24, Z16
 	VFMADD231PS      Z23, Z24, Z17
-	VFMADD231PS.BCST 80(DX), Z22, Z18
-	VFMADD231PS.BCST 80(DX), Z23, Z19
-	VBROADCASTSS     84(DX), Z24
+	VFMADD231PS.BCST 80(R8), Z22, Z18
+	VFMADD231PS.BCST 80(R8), Z23, Z19
+	VBROADCASTSS     84(R8), Z24
 	VFMADD231PS      Z22, Z24, Z20
 	VFMADD231PS      Z23, Z24, Z21
 	ADDQ             $0x00000100, CX
-	ADDQ             $0x00000058, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000058, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
 	VMOVUPS          Z0, (AX)
 	VMOVUPS          Z1, 64(AX)
@@ -2883,19 +3042,25 @@ pair:
 	VMOVUPS          Z19, 1216(AX)
 	VMOVUPS          Z20, 1280(AX)
 	VMOVUPS          Z21, 1344(AX)
+	ADDQ             $0x00000580, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows12(acc *float32, w *byte, x *float32, pairs int, near int, next uintptr, step int)
+// func tileF32AVX512Rows12(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows12(SB), NOSPLIT, $0-56
-	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    x+16(FP), DX
-	MOVQ    pairs+24(FP), BX
-	MOVQ    near+32(FP), SI
-	MOVQ    next+40(FP), DI
-	MOVQ    step+48(FP), R8
+TEXT ·tileF32AVX512Rows12(SB), NOSPLIT, $0-64
+	MOVQ acc+0(FP), AX
+	MOVQ w+8(FP), CX
+	MOVQ near+40(FP), DX
+	MOVQ next+48(FP), BX
+	MOVQ step+56(FP), SI
+	MOVQ panels+32(FP), DI
+
+panel:
+	MOVQ    x+16(FP), R8
+	MOVQ    pairs+24(FP), R9
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2922,82 +3087,82 @@ TEXT ·tileF32AVX512Rows12(SB), NOSPLIT, $0-56
 	VMOVUPS 1472(AX), Z23
 
 pair:
-	PREFETCHT0       (CX)(SI*1)
-	PREFETCHT1       (DI)
-	PREFETCHT0       64(CX)(SI*1)
-	PREFETCHT1       64(DI)
-	PREFETCHT0       128(CX)(SI*1)
-	PREFETCHT1       128(DI)
-	PREFETCHT0       192(CX)(SI*1)
-	PREFETCHT1       192(DI)
+	PREFETCHT0       (CX)(DX*1)
+	PREFETCHT1       (BX)
+	PREFETCHT0       64(CX)(DX*1)
+	PREFETCHT1       64(BX)
+	PREFETCHT0       128(CX)(DX*1)
+	PREFETCHT1       128(BX)
+	PREFETCHT0       192(CX)(DX*1)
+	PREFETCHT1       192(BX)
 	VMOVUPS          (CX), Z24
 	VMOVUPS          64(CX), Z25
-	VBROADCASTSS     (DX), Z26
+	VBROADCASTSS     (R8), Z26
 	VFMADD231PS      Z24, Z26, Z0
 	VFMADD231PS      Z25, Z26, Z1
-	VFMADD231PS.BCST 4(DX), Z24, Z2
-	VFMADD231PS.BCST 4(DX), Z25, Z3
-	VBROADCASTSS     8(DX), Z26
+	VFMADD231PS.BCST 4(R8), Z24, Z2
+	VFMADD231PS.BCST 4(R8), Z25, Z3
+	VBROADCASTSS     8(R8), Z26
 	VFMADD231PS      Z24, Z26, Z4
 	VFMADD231PS      Z25, Z26, Z5
-	VFMADD231PS.BCST 12(DX), Z24, Z6
-	VFMADD231PS.BCST 12(DX), Z25, Z7
-	VBROADCASTSS     16(DX), Z26
+	VFMADD231PS.BCST 12(R8), Z24, Z6
+	VFMADD231PS.BCST 12(R8), Z25, Z7
+	VBROADCASTSS     16(R8), Z26
 	VFMADD231PS      Z24, Z26, Z8
 	VFMADD231PS      Z25, Z26, Z9
-	VFMADD231PS.BCST 20(DX), Z24, Z10
-	VFMADD231PS.BCST 20(DX), Z25, Z11
-	VBROADCASTSS     24(DX), Z26
+	VFMADD231PS.BCST 20(R8), Z24, Z10
+	VFMADD231PS.BCST 20(R8), Z25, Z11
+	VBROADCASTSS     24(R8), Z26
 	VFMADD231PS      Z24, Z26, Z12
 	VFMADD231PS      Z25, Z26, Z13
-	VFMADD231PS.BCST 28(DX), Z24, Z14
-	VFMADD231PS.BCST 28(DX), Z25, Z15
-	VBROADCASTSS     32(DX), Z26
+	VFMADD231PS.BCST 28(R8), Z24, Z14
+	VFMADD231PS.BCST 28(R8), Z25, Z15
+	VBROADCASTSS     32(R8), Z26
 	VFMADD231PS      Z24, Z26, Z16
 	VFMADD231PS      Z25, Z26, Z17
-	VFMADD231PS.BCST 36(DX), Z24, Z18
-	VFMADD231PS.BCST 36(DX), Z25, Z19
-	VBROADCASTSS     40(DX), Z26
+	VFMADD231PS.BCST 36(R8), Z24, Z18
+	VFMADD231PS.BCST 36(R8), Z25, Z19
+	VBROADCASTSS     40(R8), Z26
 	VFMADD231PS      Z24, Z26, Z20
 	VFMADD231PS      Z25, Z26, Z21
-	VFMADD231PS.BCST 44(DX), Z24, Z22
-	VFMADD231PS.BCST 44(DX), Z25, Z23
+	VFMADD231PS.BCST 44(R8), Z24, Z22
+	VFMADD231PS.BCST 44(R8), Z25, Z23
 	VMOVUPS          128(CX), Z24
 	VMOVUPS          192(CX), Z25
-	VBROADCASTSS     48(DX), Z26
+	VBROADCASTSS     48(R8), Z26
 	VFMADD231PS      Z24, Z26, Z0
 	VFMADD231PS      Z25, Z26, Z1
-	VFMADD231PS.BCST 52(DX), Z24, Z2
-	VFMADD231PS.BCST 52(DX), Z25, Z3
-	VBROADCASTSS     56(DX), Z26
+	VFMADD231PS.BCST 52(R8), Z24, Z2
+	VFMADD231PS.BCST 52(R8), Z25, Z3
+	VBROADCASTSS     56(R8), Z26
 	VFMADD231PS      Z24, Z26, Z4
 	VFMADD231PS      Z25, Z26, Z5
-	VFMADD231PS.BCST 60(DX), Z24, Z6
-	VFMADD231PS.BCST 60(DX), Z25, Z7
-	VBROADCASTSS     64(DX), Z26
+	VFMADD231PS.BCST 60(R8), Z24, Z6
+	VFMADD231PS.BCST 60(R8), Z25, Z7
+	VBROADCASTSS     64(R8), Z26
 	VFMADD231PS      Z24, Z26, Z8
 	VFMADD231PS      Z25, Z26, Z9
-	VFMADD231PS.BCST 68(DX), Z24, Z10
-	VFMADD231PS.BCST 68(DX), Z25, Z11
-	VBROADCASTSS     72(DX), Z26
+	VFMADD231PS.BCST 68(R8), Z24, Z10
+	VFMADD231PS.BCST 68(R8), Z25, Z11
+	VBROADCASTSS     72(R8), Z26
 	VFMADD231PS      Z24, Z26, Z12
 	VFMADD231PS      Z25, Z26, Z13
-	VFMADD231PS.BCST 76(DX), Z24, Z14
-	VFMADD231PS.BCST 76(DX), Z25, Z15
-	VBROADCASTSS     80(DX), Z26
+	VFMADD231PS.BCST 76(R8), Z24, Z14
+	VFMADD231PS.BCST 76(R8), Z25, Z15
+	VBROADCASTSS     80(R8), Z26
 	VFMADD231PS      Z24, Z26, Z16
 	VFMADD231PS      Z25, Z26, Z17
-	VFMADD231PS.BCST 84(DX), Z24, Z18
-	VFMADD231PS.BCST 84(DX), Z25, Z19
-	VBROADCASTSS     88(DX), Z26
+	VFMADD231PS.BCST 84(R8), Z24, Z18
+	VFMADD231PS.BCST 84(R8), Z25, Z19
+	VBROADCASTSS     88(R8), Z26
 	VFMADD231PS      Z24, Z26, Z20
 	VFMADD231PS      Z25, Z26, Z21
-	VFMADD231PS.BCST 92(DX), Z24, Z22
-	VFMADD231PS.BCST 92(DX), Z25, Z23
+	VFMADD231PS.BCST 92(R8), Z24, Z22
+	VFMADD231PS.BCST 92(R8), Z25, Z23
 	ADDQ             $0x00000100, CX
-	ADDQ             $0x00000060, DX
-	ADDQ             R8, DI
-	DECQ             BX
+	ADDQ             $0x00000060, R8
+	ADDQ             SI, BX
+	DECQ             R9
 	JNZ              pair
 	VMOVUPS          Z0, (AX)
 	VMOVUPS          Z1, 64(AX)
@@ -3023,5 +3188,8 @@ pair:
 	VMOVUPS          Z21, 1344(AX)
 	VMOVUPS          Z22, 1408(AX)
 	VMOVUPS          Z23, 1472(AX)
+	ADDQ             $0x00000600, AX
+	DECQ             DI
+	JNZ              panel
 	VZEROUPPER
 	RET

@@ -322,10 +322,13 @@ func match(isa simd.ISA) {
 	RET()
 }
 
-// token is solve for one token, with its products with the tile s.
+// token is solve for one token, with its products with the tiles s.
 func token(isa simd.ISA) {
-	text("token"+isa.Name, "func(v, s, k, q *float32, dims int, d, a, p *float32, earlier int, rise, beta float32)")
-	v, s, k, q := Load(Param("v"), GP64()), Load(Param("s"), GP64()), Load(Param("k"), GP64()), Load(Param("q"), GP64())
+	text("token"+isa.Name, "func(v, s, k, q *float32, dims, tiles int, d, a, p *float32, earlier, near int, rise, beta float32)")
+	v, s, near := Load(Param("v"), GP64()), Load(Param("s"), GP64()), Load(Param("near"), GP64())
+	tiles, block0 := Load(Param("tiles"), GP64()), Load(Param("d"), GP64())
+	Label("tile")
+	k, q := Load(Param("k"), GP64()), Load(Param("q"), GP64())
 	dims := Load(Param("dims"), GP64())
 	var kS, out []reg.VecVirtual
 	for range tile / isa.Lanes {
@@ -333,7 +336,7 @@ func token(isa simd.ISA) {
 	}
 	Label("dim")
 	for line := 0; line < 4*tile; line += 64 {
-		PREFETCHT0(Mem{Base: s, Disp: fetch + line})
+		PREFETCHT0(Mem{Base: s, Index: near, Scale: 1, Disp: line})
 	}
 	kr, qr := isa.Vec(), isa.Vec()
 	VBROADCASTSS(Mem{Base: k}, kr)
@@ -360,7 +363,8 @@ func token(isa simd.ISA) {
 		VMULPS(beta, value[c], value[c])
 		VMULPS(rise, out[c], out[c])
 	}
-	d, a, p := Load(Param("d"), GP64()), Load(Param("a"), GP64()), Load(Param("p"), GP64())
+	d, a, p := GP64(), Load(Param("a"), GP64()), Load(Param("p"), GP64())
+	MOVQ(block0, d)
 	earlier := Load(Param("earlier"), GP64())
 	TESTQ(earlier, earlier)
 	JZ(LabelRef("last"))
@@ -378,6 +382,10 @@ func token(isa simd.ISA) {
 	store(isa, value, Mem{Base: d})
 	scaled(isa, 1, Mem{Base: p}, value, out)
 	store(isa, out, Mem{Base: v})
+	ADDQ(U32(4*tile), v)
+	ADDQ(U32(4*tile*block), block0)
+	DECQ(tiles)
+	JNZ(LabelRef("tile"))
 	VZEROUPPER()
 	RET()
 }

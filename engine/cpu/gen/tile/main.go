@@ -2,7 +2,8 @@
 //
 // A kernel holds all accumulators of its rows and of one panel, or of half a
 // panel, in registers. Each accumulator takes its products in order of the
-// input index.
+// input index. Of whole panels it takes several that follow one another: between
+// calls no weights would be on their way.
 package main
 
 import (
@@ -41,21 +42,12 @@ func tile(isa simd.ISA, rows, width int, f32 bool) {
 		dtype, pairBytes = "F32", panel*2*4
 	}
 	TEXT(fmt.Sprintf("tile%s%sRows%d", dtype, isa.Name, rows), NOSPLIT,
-		"func(acc *float32, w *byte, x *float32, pairs, near int, next uintptr, step int)")
+		"func(acc *float32, w *byte, x *float32, pairs, panels, near int, next uintptr, step int)")
 	Pragma("noescape")
-	acc, w, x := Load(Param("acc"), GP64()), Load(Param("w"), GP64()), Load(Param("x"), GP64())
-	pairs := Load(Param("pairs"), GP64())
+	acc, w := Load(Param("acc"), GP64()), Load(Param("w"), GP64())
 	near, next, step := Load(Param("near"), GP64()), Load(Param("next"), GP64()), Load(Param("step"), GP64())
 	columns := width / isa.Lanes
 	place := func(r, c int) Mem { return Mem{Base: acc, Disp: 4 * (r*panel + c*isa.Lanes)} }
-	sums := make([][]reg.VecVirtual, rows)
-	for r := range sums {
-		for c := range columns {
-			v := isa.Vec()
-			VMOVUPS(place(r, c), v)
-			sums[r] = append(sums[r], v)
-		}
-	}
 	var odd reg.VecVirtual
 	if !f32 {
 		odd = isa.Vec()
@@ -66,6 +58,20 @@ func tile(isa simd.ISA, rows, width int, f32 bool) {
 		} else {
 			VMOVD(mask, odd.AsX())
 			VPBROADCASTD(odd.AsX(), odd)
+		}
+	}
+	panels := reg.Register(nil)
+	if width == panel {
+		panels = Load(Param("panels"), GP64())
+		Label("panel")
+	}
+	x, pairs := Load(Param("x"), GP64()), Load(Param("pairs"), GP64())
+	sums := make([][]reg.VecVirtual, rows)
+	for r := range sums {
+		for c := range columns {
+			v := isa.Vec()
+			VMOVUPS(place(r, c), v)
+			sums[r] = append(sums[r], v)
 		}
 	}
 	lineGap := 64 * panel / width // the other half of a panel lies between
@@ -88,6 +94,11 @@ func tile(isa simd.ISA, rows, width int, f32 bool) {
 		for c, v := range sums[r] {
 			VMOVUPS(v, place(r, c))
 		}
+	}
+	if panels != nil {
+		ADDQ(U32(uint32(4*rows*panel)), acc)
+		DECQ(panels)
+		JNZ(LabelRef("panel"))
 	}
 	VZEROUPPER()
 	RET()
