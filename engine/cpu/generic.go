@@ -95,6 +95,15 @@ func packNorm4Generic(dst *float32, rows int, x *float32, width, n int, w *float
 	}
 }
 
+func panelsGeneric(results int, f func(dst, tile []float32)) func(dst, tile *float32, stride, n int) {
+	return func(dst, tile *float32, stride, n int) {
+		d, s := unsafe.Slice(dst, n*results), unsafe.Slice(tile, (n-1)*stride+panelOutputs)
+		for i := range n {
+			f(d[i*results:][:results], s[i*stride:][:panelOutputs])
+		}
+	}
+}
+
 const dotLanes = 16
 
 // dotGeneric accumulates in 16 lanes, lane j taking every 16th product, and

@@ -32,6 +32,10 @@ type kernels struct {
 	pack4     func(dst *float32, rows int, x *float32, width, n int)
 	packNorm4 func(dst *float32, rows int, x *float32, width, n int, w *float32, offset, inv0, inv1, inv2, inv3 float32)
 
+	// What becomes of the sums of n panels for one token, n at least 1: tiles lie
+	// stride floats apart, and their results follow one another in dst.
+	storePanels, addPanels, swigluPanels func(dst, tile *float32, stride, n int)
+
 	// Vectors of any length n.
 	dot    func(x, y *float32, n int) float32               // see dotGeneric for its order
 	axpy   func(dst *float32, a float32, x *float32, n int) // dst += a·x
@@ -85,6 +89,9 @@ var generic = &kernels{
 	packNorm4:    packNorm4Generic,
 	dot:          dotGeneric,
 	axpy:         axpyGeneric,
+	storePanels:  panelsGeneric(panelOutputs, func(dst, tile []float32) { copy(dst, tile) }),
+	addPanels:    panelsGeneric(panelOutputs, func(dst, tile []float32) { addGeneric(&dst[0], &tile[0], len(dst)) }),
+	swigluPanels: panelsGeneric(panelOutputs/2, func(dst, tile []float32) { swigluGeneric(&dst[0], &tile[0], &tile[panelOutputs/2], len(dst)) }),
 	add:          addGeneric,
 	scale:        scaleGeneric,
 	exp:          expGeneric,

@@ -72,6 +72,33 @@ func TestVectorKernels(t *testing.T) {
 	}
 }
 
+// TestPanelKernels compares what becomes of panels with the generic code, bit for bit.
+func TestPanelKernels(t *testing.T) {
+	for _, isa := range Supported()[1:] {
+		k := kernelsFor(isa)
+		for n := 1; n <= 9; n++ {
+			rng := rand.New(rand.NewPCG(uint64(n), 7))
+			stride := panelOutputs * (1 + n%3)
+			tiles := randomGuarded(rng, (n-1)*stride+panelOutputs, 50)
+			for name, c := range map[string]struct {
+				results int
+				op      func(k *kernels) func(dst, tile *float32, stride, n int)
+			}{
+				"store":  {panelOutputs, func(k *kernels) func(dst, tile *float32, stride, n int) { return k.storePanels }},
+				"add":    {panelOutputs, func(k *kernels) func(dst, tile *float32, stride, n int) { return k.addPanels }},
+				"swiglu": {panelOutputs / 2, func(k *kernels) func(dst, tile *float32, stride, n int) { return k.swigluPanels }},
+			} {
+				want := randomGuarded(rng, n*c.results, 3)
+				got := want.copy()
+				c.op(generic)(want.first(), tiles.first(), stride, n)
+				c.op(k)(got.first(), tiles.first(), stride, n)
+				require.Equal(t, bits(want.x), bits(got.x), "%v %s of %d", isa, name, n)
+				require.True(t, got.intact(), "%v %s of %d wrote past its end", isa, name, n)
+			}
+		}
+	}
+}
+
 // TestScanAndIndex finds the first of equal maxima in any place, and a NaN in any place.
 func TestScanAndIndex(t *testing.T) {
 	for _, isa := range Supported() {

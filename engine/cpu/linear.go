@@ -150,9 +150,7 @@ func (t *linearTask) work(worker int) {
 			}
 			// All that a token gets, before the next token.
 			for r := range rows {
-				for p := p0; p < p1; p++ {
-					t.finish(p, first+r, tiles[((p-p0)*rows+r)*panelOutputs:][:panelOutputs])
-				}
+				t.finish(p0, p1, first+r, tiles[r*panelOutputs:], rows*panelOutputs)
 			}
 		}
 	}
@@ -166,19 +164,32 @@ func (t *linearTask) calls(g int) int {
 	return 1
 }
 
-// finish runs the epilogue over what a panel yielded for a token.
-func (t *linearTask) finish(panel, token int, tile []float32) {
-	width := t.m.width()
-	column := panel * width
-	n := min(width, t.m.outputs-column)
-	dst := t.dst.x[token*t.dst.width+column:][:n]
-	switch t.epi {
+// finish runs the epilogue over what some panels yielded for a token; stride
+// lies between their tiles.
+func (t *linearTask) finish(lo, hi, token int, tiles []float32, stride int) {
+	k, width := t.b.kernels, t.m.width()
+	dst := t.dst.row(token)[lo*width : min(hi*width, t.m.outputs)]
+	if n := len(dst) / width; n > 0 {
+		switch t.epi {
+		case backend.Store:
+			k.storePanels(&dst[0], &tiles[0], stride, n)
+		case backend.Add:
+			k.addPanels(&dst[0], &tiles[0], stride, n)
+		case backend.SwiGLU:
+			k.swigluPanels(&dst[0], &tiles[0], stride, n)
+		}
+		if n*width == len(dst) {
+			return
+		}
+		dst, tiles = dst[n*width:], tiles[n*stride:]
+	}
+	switch t.epi { // the last panel lacks outputs
 	case backend.Store:
-		copy(dst, tile)
+		copy(dst, tiles)
 	case backend.Add:
-		t.b.kernels.add(&dst[0], &tile[0], n)
+		k.add(&dst[0], &tiles[0], len(dst))
 	case backend.SwiGLU:
-		t.b.kernels.swiglu(&dst[0], &tile[0], &tile[panelOutputs/2], n)
+		k.swiglu(&dst[0], &tiles[0], &tiles[panelOutputs/2], len(dst))
 	}
 }
 

@@ -34,6 +34,15 @@ func siluAVX2(dst *float32, x *float32, n int)
 func swigluAVX2(dst *float32, gate *float32, up *float32, n int)
 
 //go:noescape
+func storePanelsAVX2(dst *float32, tile *float32, stride int, n int)
+
+//go:noescape
+func addPanelsAVX2(dst *float32, tile *float32, stride int, n int)
+
+//go:noescape
+func swigluPanelsAVX2(dst *float32, tile *float32, stride int, n int)
+
+//go:noescape
 func scanAVX2(x *float32, n int) float32
 
 //go:noescape
@@ -69,6 +78,15 @@ func siluAVX512(dst *float32, x *float32, n int)
 
 //go:noescape
 func swigluAVX512(dst *float32, gate *float32, up *float32, n int)
+
+//go:noescape
+func storePanelsAVX512(dst *float32, tile *float32, stride int, n int)
+
+//go:noescape
+func addPanelsAVX512(dst *float32, tile *float32, stride int, n int)
+
+//go:noescape
+func swigluPanelsAVX512(dst *float32, tile *float32, stride int, n int)
 
 //go:noescape
 func scanAVX512(x *float32, n int) float32

@@ -40,6 +40,7 @@ func main() {
 				VMULPS(v[1], v[0], v[0])
 			}
 		})
+		panels(isa)
 		scan(isa)
 		index(isa)
 		stream(isa)
@@ -329,6 +330,57 @@ func pause() {
 	TEXT("pause", NOSPLIT, "func()")
 	PAUSE()
 	RET()
+}
+
+// panels generates what becomes of n panels' sums for one token: they lie
+// stride apart, and their results follow one another.
+func panels(isa simd.ISA) {
+	const outputs = 32
+	for _, op := range []struct {
+		name    string
+		results int // of a panel
+		f       func(dst, tile func(at int) Mem, at int)
+	}{
+		{"storePanels", outputs, func(dst, tile func(at int) Mem, at int) {
+			v := isa.Vec()
+			VMOVUPS(tile(at), v)
+			VMOVUPS(v, dst(at))
+		}},
+		{"addPanels", outputs, func(dst, tile func(at int) Mem, at int) {
+			v := isa.Vec()
+			VMOVUPS(dst(at), v)
+			VADDPS(tile(at), v, v)
+			VMOVUPS(v, dst(at))
+		}},
+		{"swigluPanels", outputs / 2, nil},
+	} {
+		text(isa, op.name, "func(dst, tile *float32, stride, n int)")
+		to, from := Load(Param("dst"), GP64()), Load(Param("tile"), GP64())
+		stride, n := Load(Param("stride"), GP64()), Load(Param("n"), GP64())
+		SHLQ(Imm(2), stride)
+		dst := func(at int) Mem { return Mem{Base: to, Disp: 4 * at} }
+		tile := func(at int) Mem { return Mem{Base: from, Disp: 4 * at} }
+		if f := op.f; f == nil {
+			e := isa.Exp()
+			op.f = func(dst, tile func(at int) Mem, at int) {
+				v := isa.Vec()
+				VMOVUPS(tile(at), v)
+				e.Silu(v)
+				VMULPS(tile(outputs/2+at), v, v)
+				VMOVUPS(v, dst(at))
+			}
+		}
+		Label("panel")
+		for at := 0; at < op.results; at += isa.Lanes {
+			op.f(dst, tile, at)
+		}
+		ADDQ(U32(uint32(4*op.results)), to)
+		ADDQ(stride, from)
+		DECQ(n)
+		JNZ(LabelRef("panel"))
+		VZEROUPPER()
+		RET()
+	}
 }
 
 // pack4 lays four rows of inputs side by side, four inputs at a time.
