@@ -29,6 +29,10 @@
 // before the block. Its requests are submitted at once; its time is from then
 // until the last result.
 //
+// On a CPU with AVX512_BF16, linears multiply inputs that are rounded to bf16, in
+// both arms (-precision f32 keeps them float32): arithmetic is then twice as cheap,
+// and larger batches pay more. The engine's own description says which it was.
+//
 // # The unit of evidence
 //
 // Requests of one batch are correlated, so they are never counted singly. The
@@ -162,7 +166,8 @@
 //
 // The model's shape tells the bytes and the arithmetic of every step; with the
 // bandwidth and the arithmetic peak measured in the session, each step has a
-// floor: the longer of bytes ÷ bandwidth and operations ÷ peak. The ceiling of a
+// floor: the longer of bytes ÷ bandwidth and operations ÷ peak, the peak being that
+// of linears; what little else there is may be slower, and the ceiling too high. The ceiling of a
 // ratio is the floor of the serial arm's work (prefill included) over that of the
 // batch arm's, its prompts all in one step. A target above the ceiling is
 // called unreachable on this machine, and is not passed for that.

@@ -68,7 +68,7 @@ func TestGoodFlags(t *testing.T) {
 		"-backend cpu -against ceiling",
 		"-backend cpu -num-concurrent 2,4,8,16 -max-batch-size 8",
 		"-backend cuda -checkpoint random:qwen3.5-27b",
-		"-backend cpu -warmup-runs 2 -test-runs 5 -threads 2 -token-budget 71 -allow-inconclusive",
+		"-backend cpu -warmup-runs 2 -test-runs 5 -threads 2 -precision f32 -token-budget 71 -allow-inconclusive",
 	} {
 		_, err := parse(t, strings.Fields(args)...)
 		require.NoError(t, err, args)
@@ -91,6 +91,8 @@ func TestBadFlags(t *testing.T) {
 		"-backend cpu -max-tokens 9223372036854775807": "-max-tokens 9223372036854775807: want at most 16777216, more than any model's context",
 		"-backend cpu -prompt-length 16777217":         "-prompt-length 16777217: want at most 16777216, more than any model's context",
 		"-backend cuda -threads 2":                     "-threads 2: the cuda backend has no threads to set",
+		"-backend cpu -precision int8":                 `-precision "int8": want auto, f32 or bf16`,
+		"-backend cuda -precision f32":                 "-precision f32: the cuda backend multiplies both halves",
 		"-backend cpu -token-budget 70":                "-token-budget 70: want at least 71, a prompt chunk of 64 beside 7 decode rows",
 		"-backend cpu -checkpoint random:":             "-checkpoint random: lacks a name, such as random:qwen3.5-mini",
 		"-backend cpu -time-limit 5m -test-runs 6":     "-time-limit 5m0s, -test-runs 6: the number of blocks is either fixed or left to the verdict and the time",

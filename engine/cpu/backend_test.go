@@ -107,9 +107,17 @@ func TestISAChoice(t *testing.T) {
 	rounding := newBackend(t, Options{ISA: Generic, Threads: 1, Precision: BF16})
 	require.Equal(t, "cpu: generic with bf16 products, 1 threads", rounding.Describe())
 
+	for isa := Auto; isa <= AVX512; isa++ {
+		got, err := ParseISA(isa.String())
+		require.NoError(t, err)
+		require.Equal(t, isa, got)
+	}
+	_, err := ParseISA("sse")
+	require.ErrorContains(t, err, `instruction set "sse": want auto, generic, avx2 or avx512`)
+
 	undo := limitISA(Generic)
 	require.Equal(t, []ISA{Generic}, Supported())
-	_, err := New(Options{ISA: AVX2})
+	_, err = New(Options{ISA: AVX2})
 	require.ErrorContains(t, err, "avx2 asked for, but this CPU and build have at most generic")
 	require.Equal(t, "cpu: generic, 1 threads", newBackend(t, Options{Threads: 1}).Describe())
 	undo()

@@ -30,6 +30,16 @@ func (i ISA) String() string {
 	return "invalid"
 }
 
+// ParseISA reads what String writes.
+func ParseISA(s string) (ISA, error) {
+	for i := Auto; i <= AVX512; i++ {
+		if s == i.String() {
+			return i, nil
+		}
+	}
+	return 0, fmt.Errorf("instruction set %q: want auto, generic, avx2 or avx512", s)
+}
+
 // limit caps what detection may answer; zero is no cap.
 var limit atomic.Uint32
 

@@ -16,7 +16,7 @@ const (
 	F32
 	// BF16 rounds inputs to bf16, after their norm, and adds exact products, as
 	// PyTorch and llama.cpp do with bf16 weights. It does twice the arithmetic of
-	// F32 in the same time, and needs no widening.
+	// F32 in the same time, and needs no widening. Subnormal numbers are zero.
 	BF16
 )
 

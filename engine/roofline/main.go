@@ -5,7 +5,7 @@
 // times; a step's is the sum over its ops, which run one after another, so that
 // memory rests while one of them computes.
 //
-//	roofline [-checkpoint DIR|random:NAME] [-rows 1,8] [-context N] [-prefill N] [-threads N] [-precision auto|f32|bf16]
+//	roofline [-checkpoint DIR|random:NAME] [-rows 1,8] [-context N] [-prefill N] [-threads N] [-isa NAME] [-precision auto|f32|bf16]
 //	roofline -targets
 //
 // Ops are timed inside the real step, so that their sum and the step are of one
@@ -49,6 +49,7 @@ func run(ctx context.Context, args []string, out, status io.Writer, probe func(*
 	context := fs.Int("context", 64, "positions before the measured decode steps")
 	prefill := fs.String("prefill", "", "prompt tokens of each further table, `N,...`")
 	fs.IntVar(&opt.threads, "threads", 0, "workers; 0 is one for each core")
+	isa := fs.String("isa", "auto", "instruction set of the kernels, `auto|generic|avx2|avx512`")
 	precision := fs.String("precision", "auto", "what linears with bf16 weights multiply in, `auto|f32|bf16`")
 	fs.IntVar(&opt.rounds, "rounds", 5, "interleaved rounds")
 	fs.IntVar(&opt.steps, "steps", 8, "decode steps of each workload in a round")
@@ -69,6 +70,9 @@ func run(ctx context.Context, args []string, out, status io.Writer, probe func(*
 	var err error
 	if opt.precision, err = cpu.ParsePrecision(*precision); err != nil {
 		return fmt.Errorf("-precision: %w", err)
+	}
+	if opt.isa, err = cpu.ParseISA(*isa); err != nil {
+		return fmt.Errorf("-isa: %w", err)
 	}
 	workloads, err := parseWorkloads(*rows, *prefill, *context)
 	if *targets {

@@ -88,6 +88,7 @@ type stand struct {
 type options struct {
 	checkpoint string
 	threads    int
+	isa        cpu.ISA
 	precision  cpu.Precision
 	rounds     int
 	steps      int // of each decode workload in a round
@@ -108,7 +109,7 @@ func open(opt options, workloads []workload) (_ *stand, err error) {
 	if s.ck, err = model.Open(opt.checkpoint); err != nil {
 		return s, err
 	}
-	if s.cpu, err = cpu.New(cpu.Options{Threads: opt.threads, Precision: opt.precision}); err != nil {
+	if s.cpu, err = cpu.New(cpu.Options{Threads: opt.threads, ISA: opt.isa, Precision: opt.precision}); err != nil {
 		return s, err
 	}
 	s.meter = newMeter(s.cpu, s.ck.DType())

@@ -136,9 +136,9 @@ func TestTargets(t *testing.T) {
 func TestCommand(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "new", "roofline.txt")
 	var out strings.Builder
-	args := strings.Fields("-checkpoint random:llama-tiny -rows 1,2,1 -context 10 -prefill 20 -threads 1 -rounds 2 -steps 2 -bench " + file)
+	args := strings.Fields("-checkpoint random:llama-tiny -rows 1,2,1 -context 10 -prefill 20 -threads 1 -rounds 2 -steps 2 -isa generic -precision bf16 -bench " + file)
 	require.NoError(t, run(context.Background(), args, &out, io.Discard, fixed))
-	for _, want := range []string{"random:llama-tiny in bf16", "decode, 2 × 1 token from context 10", "prefill of 20 tokens", "norm+gate_proj+up_proj+swiglu", "between ops"} {
+	for _, want := range []string{"random:llama-tiny in bf16 on cpu: generic with bf16 products, 1 threads", "decode, 2 × 1 token from context 10", "prefill of 20 tokens", "norm+gate_proj+up_proj+swiglu", "between ops"} {
 		require.Contains(t, out.String(), want)
 	}
 	f, err := os.Open(file)
@@ -173,6 +173,8 @@ func TestCommandErrors(t *testing.T) {
 		{"-rows ,", "nothing to measure"},
 		{"-rounds 0", "-rounds 0"},
 		{"-context 0", "-context 0"},
+		{"-isa sse", `-isa: instruction set "sse": want auto`},
+		{"-precision int8", `-precision: precision "int8": want auto`},
 		{"stray", `unexpected argument "stray"`},
 		{"-checkpoint random:none", `unknown preset "none"`},
 		{"-checkpoint random:llama-tiny -context 4096", "the model was made for 4096"},
