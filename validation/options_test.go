@@ -92,7 +92,7 @@ func TestBadFlags(t *testing.T) {
 		"-backend cpu -prompt-length 16777217":         "-prompt-length 16777217: want at most 16777216, more than any model's context",
 		"-backend cuda -threads 2":                     "-threads 2: the cuda backend has no threads to set",
 		"-backend cpu -precision int8":                 `-precision "int8": want auto, f32 or bf16`,
-		"-backend cuda -precision f32":                 "-precision f32: the cuda backend multiplies both halves",
+		"-backend cuda -precision f32":                 "-precision f32: the cuda backend multiplies both halves of each input in bf16, and has no other way",
 		"-backend cpu -token-budget 70":                "-token-budget 70: want at least 71, a prompt chunk of 64 beside 7 decode rows",
 		"-backend cpu -checkpoint random:":             "-checkpoint random: lacks a name, such as random:qwen3.5-mini",
 		"-backend cpu -time-limit 5m -test-runs 6":     "-time-limit 5m0s, -test-runs 6: the number of blocks is either fixed or left to the verdict and the time",
