@@ -120,16 +120,39 @@ func (j *Judgement) otherSpeed() string {
 		if math.Abs(math.Log(speed/j.Bandwidth)) < math.Log(sameSpeed) {
 			continue
 		}
-		if there := j.at(speed); (there >= goal.Value) != (d.Verdict == Pass) {
-			return fmt.Sprintf("%s at %.1f GB/s of reads (%s), but the machine also ran at %.1f GB/s in this session, where the ratio may be %.2f: it has no one speed to judge at",
-				d.Verdict, j.Bandwidth/1e9, d.Reason, speed/1e9, there)
+		there, how := j.seenAt(speed), "was"
+		if !known(there) {
+			there, how = j.at(speed), "may be"
+		}
+		if (there >= goal.Value) != (d.Verdict == Pass) {
+			return fmt.Sprintf("%s at %.1f GB/s of reads (%s), but the machine also ran at %.1f GB/s in this session, where the ratio %s %.2f: it has no one speed to judge at",
+				d.Verdict, j.Bandwidth/1e9, d.Reason, speed/1e9, how, there)
 		}
 	}
 	return ""
 }
 
-// at is the ratio that the measured one may be at another speed of the memory:
-// the further from it of two estimates. One moves it as its ceiling moves, which
+// seenAt is the median ratio of the blocks that ran at about that speed of the
+// memory, or further away from the middle; NaN where fewer than three did.
+func (j *Judgement) seenAt(speed float64) float64 {
+	var ratios []float64
+	for _, b := range j.Record.Kept() {
+		reference, run, rate := b.Run(ArmSerial), b.Run(ArmBatch), meanRate(b.Probes)
+		if reference == nil || run == nil || rate == 0 {
+			continue
+		}
+		if speed > j.Bandwidth && rate > speed/sameSpeed || speed < j.Bandwidth && rate < speed*sameSpeed {
+			ratios = append(ratios, j.Record.Criterion.Ratio(reference, run))
+		}
+	}
+	if len(ratios) < 3 {
+		return math.NaN()
+	}
+	return spread(ratios).Median
+}
+
+// at is the ratio that the measured one may be at another speed of the memory, for
+// want of blocks that ran at it: the further from it of two estimates. One moves it as its ceiling moves, which
 // does not where reads bound both arms. The other takes half of the batch arm's
 // own arithmetic, all but one row's, to be beside its reads: the ratio goes with
 // bandwidth to the power of −½·(1−1/n). Within sessions on a shared EPYC (Zen 4)

@@ -224,6 +224,44 @@ func TestOtherSpeed(t *testing.T) {
 	}
 }
 
+// TestSeenSpeed: what three blocks of the criterion showed at the other speed
+// counts, not what might be.
+func TestSeenSpeed(t *testing.T) {
+	for _, c := range []struct {
+		fast    int // blocks at the other speed
+		verdict Verdict
+		reason  string
+	}{
+		{2, Inconclusive, "where the ratio may be"},
+		{3, Pass, ""},
+	} {
+		x := passing(t)
+		x.Bandwidth = func() (float64, error) { return 10e9, nil }
+		x.Roofline = NewRoofline(costOf(func(rows, tokens, context int) (float64, float64) {
+			return 80e6, float64(rows) * 2e6
+		}), 4, 4, 11, 8, 1e9)
+		rec, err := x.Run(t.Context())
+		require.NoError(t, err)
+		rec.speeds = append(rec.bandwidths(), 18e9, 18e9)
+		goal, _ := rec.goal()
+		kept := rec.Kept()
+		for _, b := range kept[len(kept)-c.fast:] {
+			for i := range b.Probes {
+				b.Probes[i] = 18e9
+			}
+			b.Run(ArmBatch).ElapsedNS = int64(float64(b.Run(ArmSerial).ElapsedNS) / goal.Value / 1.01)
+		}
+		j := Judge(rec)
+		require.Equal(t, c.verdict, j.Verdict, "%+v: %s", c, j.Reason)
+		require.Contains(t, j.Reason, c.reason)
+		if seen := j.seenAt(18e9); c.fast < 3 {
+			require.True(t, math.IsNaN(seen))
+		} else {
+			require.InEpsilon(t, 1.01*goal.Value, seen, 1e-6)
+		}
+	}
+}
+
 // TestSerialSteps: a step of one row that takes longer than one of four is slow
 // on purpose.
 func TestSerialSteps(t *testing.T) {

@@ -54,7 +54,7 @@ func New(opt Options) (*Backend, error) {
 	}
 	b := &Backend{isa: isa, precision: precision, kernels: kernelsFor(isa), pool: newPool(opt.Threads)}
 	b.linear.b, b.embed.b, b.sample.b = b, b, b
-	b.linear.shares = make([]panelShare, opt.Threads)
+	b.linear.shares = make(shares, opt.Threads)
 	b.sample.drawers = make([]drawer, opt.Threads)
 	for range opt.Threads {
 		row, err := b.mem.floats(ownRowFloats)

@@ -16,6 +16,7 @@ type deltaTask struct {
 	s       *deltaState
 	workers []deltaWorker
 	taps    []taps // of each layer
+	shares  shares // of the units, while all rows decode
 
 	// Of the layer and step.
 	dst, in *buffer
@@ -50,7 +51,7 @@ func (t *deltaTask) init(b *Backend, s *deltaState) (err error) {
 		}
 		return x
 	}
-	t.workers = make([]deltaWorker, b.pool.workers)
+	t.workers, t.shares = make([]deltaWorker, b.pool.workers), make(shares, b.pool.workers)
 	for i := range t.workers {
 		t.workers[i] = deltaWorker{
 			rows: make([]*float32, s.spec.ConvWidth-1+deltaBlock),
@@ -92,6 +93,7 @@ func (b *Backend) GatedDelta(dst, proj backend.Buffer, d *backend.GatedDelta, st
 			tp.w[i%sp.ConvWidth*sp.ConvDim()+i/sp.ConvWidth] = v
 		}
 	}
+	t.shares.dealAll(len(b.step.Rows) * sp.KeyHeads)
 	b.pool.run(t)
 	for i := range b.step.Rows {
 		row := &b.step.Rows[i]
@@ -101,11 +103,20 @@ func (b *Backend) GatedDelta(dst, proj backend.Buffer, d *backend.GatedDelta, st
 }
 
 func (t *deltaTask) work(worker int) {
-	lo, hi := t.b.pool.part(worker, len(t.b.step.Tokens)*t.s.spec.KeyHeads)
+	heads := t.s.spec.KeyHeads
+	if len(t.b.step.Tokens) == len(t.b.step.Rows) { // units are alike
+		for lo, hi := t.shares.take(worker, heads); lo < hi; lo, hi = t.shares.take(worker, heads) {
+			for i := lo; i < hi; i++ {
+				t.unit(&t.workers[worker], &t.b.step.Rows[i/heads], i%heads)
+			}
+		}
+		return
+	}
+	lo, hi := t.b.pool.part(worker, len(t.b.step.Tokens)*heads)
 	at := 0
 	for i := range t.b.step.Rows {
 		row := &t.b.step.Rows[i]
-		for head := range t.s.spec.KeyHeads {
+		for head := range heads {
 			if lo <= at && at < hi {
 				t.unit(&t.workers[worker], row, head)
 			}

@@ -3,7 +3,6 @@ package cpu
 import (
 	"fmt"
 	"math"
-	"sync/atomic"
 	"unsafe"
 
 	"github.com/batchproof/batchproof/engine/backend"
@@ -40,15 +39,8 @@ type linearTask struct {
 	groups int
 	padded int // inputs, rounded up to a pair
 	dots   bool
-	words  int // from one row of rounded inputs to the next
-	shares []panelShare
-}
-
-// panelShare is the panels that a worker begins with, less those taken.
-type panelShare struct {
-	next atomic.Int32
-	end  int32
-	_    [lineBytes - 8]byte // each worker mostly writes its own
+	words  int    // from one row of rounded inputs to the next
+	shares shares // of the panels
 }
 
 // Linear multiplies; see linearTask.
@@ -74,9 +66,7 @@ func (b *Backend) Linear(dst, src backend.Buffer, n int, w backend.Matrix, opt b
 	}
 	t.groups = (n + b.kernels.rows - 1) / b.kernels.rows
 	t.padded = 2 * m.pairs
-	for w := range t.shares {
-		t.share(w)
-	}
+	t.shares.dealAll(m.panels)
 	t.dots, t.words = b.precision == BF16 && m.dtype == backend.BF16, dotWords(m.inputs)
 	b.pool.run(t)
 }
@@ -108,7 +98,7 @@ func (t *linearTask) work(worker int) {
 	for g0 := 0; g0 < t.groups; g0 += perChunk {
 		if g0 > 0 {
 			t.b.pool.barrier(worker)
-			t.share(worker)
+			t.shares.deal(worker, t.m.panels)
 			t.b.pool.barrier(worker)
 		}
 		g1 := min(g0+perChunk, t.groups)
@@ -130,7 +120,7 @@ func (t *linearTask) work(worker int) {
 		if passes == 1 {
 			panels, together = callPanels, callPanels
 		}
-		for p0, p1 := t.take(worker, panels); p0 < p1; p0, p1 = t.take(worker, panels) {
+		for p0, p1 := t.shares.take(worker, panels); p0 < p1; p0, p1 = t.shares.take(worker, panels) {
 			tiles := t.b.tiles[worker][:(p1-p0)*rows*panelOutputs]
 			clear(tiles)
 			for pair := 0; pair < t.m.pairs; pair += block {
@@ -169,33 +159,6 @@ func (t *linearTask) work(worker int) {
 			}
 		}
 	}
-}
-
-// share gives a worker its panels.
-func (t *linearTask) share(worker int) {
-	lo, hi := t.b.pool.part(worker, t.m.panels)
-	t.shares[worker].end = int32(hi)
-	t.shares[worker].next.Store(int32(lo))
-}
-
-// take yields up to most panels: of the worker's own share, and then of the
-// others', since workers that wait for memory do not advance alike. The shares
-// dwindle, so that all end at about the same time.
-func (t *linearTask) take(worker, most int) (lo, hi int) {
-	for i := range t.shares {
-		s := &t.shares[(worker+i)%len(t.shares)]
-		for {
-			next := s.next.Load()
-			left := s.end - next
-			if left <= 0 {
-				break
-			}
-			if n := min(int32(most), (left+1)/2); s.next.CompareAndSwap(next, next+n) {
-				return int(next), int(next + n)
-			}
-		}
-	}
-	return 0, 0
 }
 
 // calls is how many kernel calls cover a panel for a group.
