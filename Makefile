@@ -4,16 +4,18 @@
 SHELL      := bash
 .SHELLFLAGS := -o pipefail -c
 GO         ?= go
-CHECKPOINT ?= random:qwen3.5-mini
+DEFAULT     = random:qwen3.5-mini
+CHECKPOINT ?= $(DEFAULT)
 RESULTS    ?= results
-# Flags of the suite, for example FLAGS="-max-tokens 64 -seed 7"; for validate
-# they replace its own.
+# Flags of the suite, for example FLAGS="-max-tokens 64 -seed 7".
 FLAGS      ?=
+# validate ends in time, unless the flags fix the number of blocks or another time.
+LIMIT       = $(if $(findstring -test-runs,$(FLAGS)),,-time-limit 4m)
 # The CUDA kernels are tested on a simulator wherever a C++ compiler is found.
 SIMULATOR  := $(if $(shell command -v g++ 2>/dev/null),-tags cudasim)
 # Lazy binding: the functions of NVML are there once its library is opened.
 CUDA       := -tags cuda -ldflags=-extldflags=-Wl,-z,lazy
-SUITE       = $(GO) test ./validation -count=1 -timeout 60m -v -backend cpu -checkpoint $(CHECKPOINT) -results $(RESULTS)
+SUITE       = $(GO) test ./validation -count=1 -timeout 60m -v -backend cpu -checkpoint $(or $(CHECKPOINT),$(DEFAULT)) -results $(RESULTS)
 
 .PHONY: help
 help: ## list the targets
@@ -21,7 +23,7 @@ help: ## list the targets
 
 .PHONY: validate
 validate: ## assert the four criteria on this CPU, some 4 minutes (CHECKPOINT=DIR|random:NAME, FLAGS=...)
-	$(SUITE) -run '^(TestSingleRequestLatency|TestConcurrentThroughput)$$' $(or $(FLAGS),-time-limit 4m)
+	$(SUITE) -run '^(TestSingleRequestLatency|TestConcurrentThroughput)$$' $(LIMIT) $(FLAGS)
 
 .PHONY: sweep
 sweep: CHECKPOINT = random:llama-3.2-1b

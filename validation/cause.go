@@ -62,7 +62,7 @@ func (j *Judgement) words() map[string]string {
 			100*b.PrefillElapsed/b.Elapsed, 100*s.PrefillElapsed/s.Elapsed),
 		partWaiting:   waiting,
 		partScheduler: schedulerText(b),
-		partRest:      "time outside of the steps: submission, the way to the first step, and results",
+		partRest:      "what nothing else accounts for: time outside of the steps, and blocks of different speeds, whose median ratio differs from the ratio of all blocks together",
 	}
 }
 

@@ -157,9 +157,9 @@
 // the other side of the target at the bandwidth of the second fastest or second
 // slowest block of the session, whichever criterion it is of, the verdict is
 // INCONCLUSIVE and names both speeds: so all levels are measured before one is
-// judged for good. Where three blocks or more of the criterion ran at such a
-// speed, their median ratio counts; otherwise how far a ratio may move is
-// estimated, carefully, from its ceiling (see Judgement.at). Speeds within a tenth
+// judged for good. Where enough blocks of the criterion ran at such a
+// speed, their own bound counts; otherwise how far a ratio may move is estimated,
+// carefully, from its ceiling (see Judgement.at). Speeds within a tenth
 // count as one. This can only withhold a verdict, and it knows no speed that the session
 // did not meet.
 //

@@ -120,7 +120,7 @@ func (j *Judgement) otherSpeed() string {
 		if math.Abs(math.Log(speed/j.Bandwidth)) < math.Log(sameSpeed) {
 			continue
 		}
-		there, how := j.seenAt(speed), "was"
+		there, how := j.boundAt(speed), "has its bound at"
 		if !known(there) {
 			there, how = j.at(speed), "may be"
 		}
@@ -132,9 +132,10 @@ func (j *Judgement) otherSpeed() string {
 	return ""
 }
 
-// seenAt is the median ratio of the blocks that ran at about that speed of the
-// memory, or further away from the middle; NaN where fewer than three did.
-func (j *Judgement) seenAt(speed float64) float64 {
+// boundAt is the one-sided 95 % bound of the median ratio on the side of the target,
+// of those blocks alone that ran at about that speed of the memory or further away
+// from the middle; NaN where they are too few to have one.
+func (j *Judgement) boundAt(speed float64) float64 {
 	var ratios []float64
 	for _, b := range j.Record.Kept() {
 		reference, run, rate := b.Run(ArmSerial), b.Run(ArmBatch), meanRate(b.Probes)
@@ -145,19 +146,24 @@ func (j *Judgement) seenAt(speed float64) float64 {
 			ratios = append(ratios, j.Record.Criterion.Ratio(reference, run))
 		}
 	}
-	if len(ratios) < 3 {
+	rank := stats.Rank(len(ratios), 0.95)
+	if rank < 1 {
 		return math.NaN()
 	}
-	return spread(ratios).Median
+	slices.Sort(ratios)
+	if j.Decision.Verdict == Pass {
+		return ratios[rank-1]
+	}
+	return ratios[len(ratios)-rank]
 }
 
 // at is the ratio that the measured one may be at another speed of the memory, for
-// want of blocks that ran at it: the further from it of two estimates. One moves it as its ceiling moves, which
-// does not where reads bound both arms. The other takes half of the batch arm's
-// own arithmetic, all but one row's, to be beside its reads: the ratio goes with
-// bandwidth to the power of −½·(1−1/n). Within sessions on a shared EPYC (Zen 4)
-// whose reads went from 28 to 52 GB/s, ratios were seen to go with powers of −0.24 at
-// 4 and −0.45 to −0.53 at 8.
+// want of blocks that ran at it: the further from it of two estimates. One moves it
+// as its ceiling moves, which does not where reads bound both arms. The other takes
+// half of the batch arm's own arithmetic, all but one row's, to be beside its reads:
+// the ratio goes with bandwidth to the power of −½·(1−1/n). Within sessions on a
+// shared EPYC (Zen 4) whose reads went from 33 to 58 GB/s, ratios were seen to go with
+// powers of −0.08 at 2, −0.24 at 4 and −0.45 at 8.
 func (j *Judgement) at(speed float64) float64 {
 	ceiling, _ := j.Record.Roofline.Ceiling(speed)
 	power := (1 - 1/float64(j.Record.Criterion.Concurrent)) / 2

@@ -140,8 +140,11 @@ func appendTo(path string, p []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// Load reads a results.json.
+// Load reads a results.json, or that of a folder.
 func Load(path string) (*Results, error) {
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		path = filepath.Join(path, "results.json")
+	}
 	data, err := readFile(path)
 	if err != nil {
 		return nil, err
@@ -150,7 +153,7 @@ func Load(path string) (*Results, error) {
 		Schema int `json:"schema"`
 	}
 	if err := json.Unmarshal(data, &head); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s is no results.json of this suite: %w", path, err)
 	}
 	if head.Schema != SchemaVersion {
 		return nil, fmt.Errorf("%s has schema %d, this code reads %d", path, head.Schema, SchemaVersion)

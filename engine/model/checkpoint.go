@@ -68,13 +68,15 @@ const maxConfigBytes = 16 << 20
 
 func openDir(dir string) (*Checkpoint, error) {
 	if info, err := os.Stat(dir); err != nil {
-		return nil, fmt.Errorf("%w (a checkpoint is a directory with config.json and safetensors files, or random:NAME with a NAME of %s)",
+		return nil, fmt.Errorf("%w (a checkpoint is a directory with config.json and safetensors files, or random:NAME with a NAME of %s; nothing is downloaded)",
 			err, strings.Join(Presets(), ", "))
 	} else if !info.IsDir() {
 		return nil, errors.New("not a directory: give the one that holds config.json")
 	}
 	config, err := readSmall(filepath.Join(dir, "config.json"))
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: a checkpoint is a directory with config.json and safetensors files", err)
+	} else if err != nil {
 		return nil, err
 	}
 	generation, err := readSmall(filepath.Join(dir, "generation_config.json"))
