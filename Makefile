@@ -44,6 +44,7 @@ bench: ## benchmarks into results/bench.txt, compared by mode (several minutes)
 # make reports every failure as 2; for the exit status itself run bin/compare.
 .PHONY: compare
 compare: ## is HEAD slower than BASE? git refs, measured in turns, or bench files (BASE=main HEAD=HEAD, COMPARE=flags)
+	@[ -n "$(strip $(COMPARE)$(BASE)$(HEAD))" ] || { echo 'nothing to compare: make compare BASE=origin/main HEAD=HEAD (COMPARE=-help lists its flags)'; exit 3; }
 	$(GO) build -o bin/compare ./validation/compare
 	bin/compare $(COMPARE) $(BASE) $(HEAD)
 
