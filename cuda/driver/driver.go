@@ -81,6 +81,13 @@ type Device interface {
 	Launch(g Graph, seconds *float64) error
 	FreeGraph(Graph) error
 
+	// Start is Launch of a graph, or Run of a list if the graph is zero, without the
+	// wait. The list is the caller's again when it returns; host memory that is
+	// copied from or to is so after Wait, and until then nothing else is asked of
+	// the device. A failure of the work itself is returned by Wait.
+	Start(list *List, g Graph) error
+	Wait() error
+
 	// Close frees all that is left, and the device.
 	Close() error
 }

@@ -76,6 +76,18 @@ func use(d Device) error {
 	if host[0] != 9 || host[4] != 77 {
 		panic("the graph did not do what it says, or did not read the host when launched")
 	}
+	for i, graph := range []Graph{0, g} {
+		host[0], host[4] = byte(20+i), 8
+		if err := d.Start(&l, graph); err != nil {
+			return err
+		}
+		if err := d.Wait(); err != nil {
+			return err
+		}
+		if host[0] != byte(20+i) || host[4] != 77 {
+			panic("what was started did not do what it says")
+		}
+	}
 	if err := d.FreeGraph(g); err != nil {
 		return err
 	}
@@ -112,6 +124,27 @@ func TestAnyThread(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
+// TestWaitOnAnotherThread: the host may move on to another thread between start and
+// wait.
+func TestWaitOnAnotherThread(t *testing.T) {
+	d, err := open(fakeLibrary(t), 0)
+	require.NoError(t, err)
+	p, err := d.Alloc(64)
+	require.NoError(t, err)
+	var l List
+	l.Fill(p, 0, 64)
+	for _, call := range []func() error{func() error { return d.Start(&l, 0) }, d.Wait} {
+		done := make(chan error)
+		go func() {
+			runtime.LockOSThread() // a thread of its own, which ends with the goroutine
+			done <- call()
+		}()
+		require.NoError(t, <-done)
+	}
+	require.NoError(t, d.Free(p))
+	require.NoError(t, d.Close())
+}
+
 // TestDriverErrors: each failure is one error that names the call; the
 // library is left with nothing alive.
 func TestDriverErrors(t *testing.T) {
@@ -141,6 +174,10 @@ func TestDriverErrors(t *testing.T) {
 		{"cuLaunchKernel=1@2", ErrKernel, "command 2 of 6"},
 		{"cuGraphInstantiateWithFlags=2", ErrOutOfMemory, "cuGraphInstantiate"},
 		{"cuGraphLaunch=700", ErrKernel, "cuGraphLaunch"},
+		{"cuLaunchKernel=1@3", ErrKernel, "command 2 of 6"},
+		{"cuStreamSynchronize=700@3", ErrKernel, "illegal memory access"},
+		{"cuGraphLaunch=700@2", ErrKernel, "cuGraphLaunch"},
+		{"cuStreamSynchronize=700@4", ErrKernel, "illegal memory access"},
 	} {
 		t.Run(c.fail, func(t *testing.T) {
 			t.Setenv("FAKE_CUDA_FAIL", c.fail)

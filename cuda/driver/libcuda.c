@@ -53,22 +53,41 @@ CUresult cuda_enqueue(const cuda_library *l, CUstream s, const cuda_command *com
 	return CUDA_SUCCESS;
 }
 
-CUresult cuda_run(const cuda_library *l, CUcontext c, CUstream s, CUevent start, CUevent end, int timed,
-                  const cuda_command *commands, int n, const uint64_t *args, uint64_t graph, cuda_outcome *out) {
-	CUresult rc;
-#define TRY(name, result)                     \
-	do {                                      \
-		out->call = name;                     \
-		if ((rc = (result)) != CUDA_SUCCESS) return rc; \
+#define TRY(name, result)                                       \
+	do {                                                        \
+		out->call = name;                                       \
+		CUresult rc_ = (result);                                \
+		if (rc_ != CUDA_SUCCESS) return rc_;                    \
 	} while (0)
-	TRY("cuCtxSetCurrent", l->cuCtxSetCurrent(c));
-	if (timed) TRY("cuEventRecord", l->cuEventRecord(start, s));
+
+static CUresult put(const cuda_library *l, CUstream s, const cuda_command *commands, int n, const uint64_t *args,
+                    uint64_t graph, cuda_outcome *out) {
 	if (graph) TRY("cuGraphLaunch", l->cuGraphLaunch((CUgraphExec)(uintptr_t)graph, s));
 	else TRY("command", cuda_enqueue(l, s, commands, n, args, &out->failed));
+	return CUDA_SUCCESS;
+}
+
+CUresult cuda_start(const cuda_library *l, CUcontext c, CUstream s,
+                    const cuda_command *commands, int n, const uint64_t *args, uint64_t graph, cuda_outcome *out) {
+	TRY("cuCtxSetCurrent", l->cuCtxSetCurrent(c));
+	return put(l, s, commands, n, args, graph, out);
+}
+
+CUresult cuda_wait(const cuda_library *l, CUcontext c, CUstream s, cuda_outcome *out) {
+	TRY("cuCtxSetCurrent", l->cuCtxSetCurrent(c));
+	TRY("cuStreamSynchronize", l->cuStreamSynchronize(s));
+	return CUDA_SUCCESS;
+}
+
+CUresult cuda_run(const cuda_library *l, CUcontext c, CUstream s, CUevent start, CUevent end, int timed,
+                  const cuda_command *commands, int n, const uint64_t *args, uint64_t graph, cuda_outcome *out) {
+	TRY("cuCtxSetCurrent", l->cuCtxSetCurrent(c));
+	if (timed) TRY("cuEventRecord", l->cuEventRecord(start, s));
+	CUresult rc = put(l, s, commands, n, args, graph, out);
+	if (rc != CUDA_SUCCESS) return rc;
 	if (timed) TRY("cuEventRecord", l->cuEventRecord(end, s));
 	TRY("cuStreamSynchronize", l->cuStreamSynchronize(s));
 	if (timed) TRY("cuEventElapsedTime", l->cuEventElapsedTime(&out->ms, start, end));
-#undef TRY
 	return CUDA_SUCCESS;
 }
 

@@ -115,8 +115,13 @@ typedef struct {
 	float ms;
 } cuda_outcome;
 
-// cuda_run makes the context current on this thread, enqueues commands, or a
-// graph if there is one, between two events if the time is wanted, and waits.
+// cuda_start makes the context current on this thread and enqueues commands, or a
+// graph if there is one. cuda_wait waits for them, on any thread.
+CUresult cuda_start(const cuda_library *l, CUcontext c, CUstream s,
+                    const cuda_command *commands, int n, const uint64_t *args, uint64_t graph, cuda_outcome *out);
+CUresult cuda_wait(const cuda_library *l, CUcontext c, CUstream s, cuda_outcome *out);
+
+// cuda_run is both, between two events if the time is wanted.
 CUresult cuda_run(const cuda_library *l, CUcontext c, CUstream s, CUevent start, CUevent end, int timed,
                   const cuda_command *commands, int n, const uint64_t *args, uint64_t graph, cuda_outcome *out);
 

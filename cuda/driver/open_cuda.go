@@ -313,13 +313,18 @@ func (d *device) allowShared(f C.CUfunction) error {
 
 func (d *device) Run(l *List, seconds *float64) error { return d.run(l, 0, seconds) }
 
-// run is one call of C, and so on one thread.
-func (d *device) run(l *List, g Graph, seconds *float64) error {
+// usable says why no more work is taken.
+func (d *device) usable() error {
 	if d.closed {
 		return errClosed
 	}
-	if d.fault != nil {
-		return d.fault
+	return d.fault
+}
+
+// run is one call of C, and so on one thread.
+func (d *device) run(l *List, g Graph, seconds *float64) error {
+	if err := d.usable(); err != nil {
+		return err
 	}
 	commands, n, args := l.c()
 	timed := C.int(0)
@@ -327,19 +332,48 @@ func (d *device) run(l *List, g Graph, seconds *float64) error {
 		timed = 1
 	}
 	if rc := C.cuda_run(d.lib, d.context, d.stream, d.start, d.end, timed, commands, n, args, C.uint64_t(g), d.outcome); rc != C.CUDA_SUCCESS {
-		what := C.GoString(d.outcome.call)
-		switch what {
-		case "command":
-			what = l.name(int(d.outcome.failed))
-		case "cuStreamSynchronize":
-			return d.keep(fmt.Errorf("%w; the context is lost, run under compute-sanitizer to find the place", d.check(rc, what)))
-		}
-		return d.keep(d.check(rc, what))
+		return d.failed(rc, l)
 	}
 	if seconds != nil {
 		*seconds = float64(d.outcome.ms) / 1e3
 	}
 	return nil
+}
+
+func (d *device) Start(l *List, g Graph) error {
+	if err := d.usable(); err != nil {
+		return err
+	}
+	if g != 0 {
+		l = nil
+	}
+	commands, n, args := l.c()
+	if rc := C.cuda_start(d.lib, d.context, d.stream, commands, n, args, C.uint64_t(g), d.outcome); rc != C.CUDA_SUCCESS {
+		return d.failed(rc, l)
+	}
+	return nil
+}
+
+func (d *device) Wait() error {
+	if err := d.usable(); err != nil {
+		return err
+	}
+	if rc := C.cuda_wait(d.lib, d.context, d.stream, d.outcome); rc != C.CUDA_SUCCESS {
+		return d.failed(rc, nil)
+	}
+	return nil
+}
+
+// failed makes an error of the outcome of a run, which may have been of a list.
+func (d *device) failed(rc C.CUresult, l *List) error {
+	what := C.GoString(d.outcome.call)
+	switch what {
+	case "command":
+		what = l.name(int(d.outcome.failed))
+	case "cuStreamSynchronize":
+		return d.keep(fmt.Errorf("%w; the context is lost, run under compute-sanitizer to find the place", d.check(rc, what)))
+	}
+	return d.keep(d.check(rc, what))
 }
 
 // c is the list as C reads it.

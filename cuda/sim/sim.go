@@ -69,7 +69,8 @@ type Device struct {
 	hosts  map[*byte]unsafe.Pointer
 	graphs map[driver.Graph]*driver.List
 	last   driver.Graph
-	fault  error // sticky, as on a GPU
+	begun  *driver.List // and not yet waited for
+	fault  error        // sticky, as on a GPU
 	err    *C.sim_error
 }
 
@@ -266,6 +267,31 @@ func (d *Device) Launch(g driver.Graph, seconds *float64) error {
 		return fmt.Errorf("sim: launch of graph %d, which does not exist", g)
 	}
 	return d.Run(l, seconds)
+}
+
+// Start does nothing but take the list down: all of it runs in Wait, which is as
+// late as a device may read and write host memory.
+func (d *Device) Start(l *driver.List, g driver.Graph) error {
+	if d.begun != nil {
+		return fmt.Errorf("sim: a second start before the wait")
+	}
+	if g != 0 {
+		var ok bool
+		if l, ok = d.graphs[g]; !ok {
+			return fmt.Errorf("sim: launch of graph %d, which does not exist", g)
+		}
+	}
+	d.begun = l.Clone()
+	return d.fault
+}
+
+func (d *Device) Wait() error {
+	l := d.begun
+	if l == nil {
+		return d.fault
+	}
+	d.begun = nil
+	return d.Run(l, nil)
 }
 
 func (d *Device) FreeGraph(g driver.Graph) error {

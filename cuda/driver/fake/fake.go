@@ -2,10 +2,12 @@
 //
 // It keeps account of everything handed out, so that a test can ask what was
 // leaked, and counts calls, so that a test can make each of them fail in turn.
-// Memory that is downloaded reads as zero.
+// Memory that is downloaded reads as zero; what was started is done, and
+// downloaded, when it is waited for.
 package fake
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -25,8 +27,9 @@ type Device struct {
 	Information driver.Info
 	Bytes       int64 // of memory
 	// FailAt makes the call of that number fail, counted from 1; a launch
-	// counts once for each command of its list. After a failed Run or Launch
-	// all further work fails, as on a GPU.
+	// counts once for each command of its list, and what was started once more, at
+	// the start. After a failed Run, Launch, Start or Wait all further work fails, as
+	// on a GPU.
 	FailAt int
 	// Refuse names a kernel that the module lacks.
 	Refuse string
@@ -35,7 +38,8 @@ type Device struct {
 
 	Runs    int     // lists run one by one
 	Graphs  int     // graphs launched
-	Misuses []error // double frees, unknown memory, use after Close
+	Busy    bool    // between Start and Wait
+	Misuses []error // double frees, unknown memory, use after Close, use while busy
 
 	calls   int
 	used    int64
@@ -47,6 +51,8 @@ type Device struct {
 	kernels []string
 	graphs  map[driver.Graph]*driver.List
 	closed  bool
+	begun   driver.List // while busy
+	read    []byte      // what it reads of the host's memory
 }
 
 var _ driver.Device = (*Device)(nil)
@@ -84,8 +90,8 @@ func (d *Device) Leaks() (leaks []string) {
 func (d *Device) Count() int { return d.calls }
 
 func (d *Device) call(format string, args ...any) error {
-	if d.closed {
-		return d.misuse("%s after Close", fmt.Sprintf(format, args...))
+	if d.closed || d.Busy {
+		return d.misuse("%s after Close or before Wait", fmt.Sprintf(format, args...))
 	}
 	d.calls++
 	if d.calls == d.FailAt {
@@ -127,7 +133,7 @@ func (d *Device) Alloc(bytes int64) (driver.Ptr, error) {
 // Free takes back what Alloc gave.
 func (d *Device) Free(p driver.Ptr) error {
 	n, ok := d.memory[p]
-	if !ok || d.closed {
+	if !ok || d.closed || d.Busy {
 		return d.misuse("free of %#x", p)
 	}
 	delete(d.memory, p)
@@ -147,7 +153,7 @@ func (d *Device) AllocHost(bytes int) ([]byte, error) {
 
 // FreeHost takes back what AllocHost gave.
 func (d *Device) FreeHost(b []byte) error {
-	if _, ok := d.hosts[unsafe.SliceData(b)]; !ok || d.closed {
+	if _, ok := d.hosts[unsafe.SliceData(b)]; !ok || d.closed || d.Busy {
 		return d.misuse("free of host memory")
 	}
 	delete(d.hosts, unsafe.SliceData(b))
@@ -198,8 +204,8 @@ func (d *Device) run(l *driver.List) error {
 		if d.fault != nil {
 			return d.fault
 		}
-		if d.closed {
-			return d.misuse("run after Close")
+		if d.closed || d.Busy {
+			return d.misuse("run after Close or before Wait")
 		}
 		if d.calls++; d.calls == d.FailAt {
 			d.fault = fmt.Errorf("%w: %w: call %d, command %d of %d", driver.ErrKernel, ErrInjected, d.calls, i, len(l.Commands))
@@ -223,7 +229,7 @@ func (d *Device) run(l *driver.List) error {
 			if !d.holds(driver.Ptr(c.Src), c.Bytes) {
 				return d.misuse("copy of %d bytes from %#x", c.Bytes, c.Src)
 			}
-			d.clear(c.Dst, c.Bytes)
+			clear(d.host(c.Dst, c.Bytes))
 		}
 	}
 	return nil
@@ -239,15 +245,15 @@ func (d *Device) holds(p driver.Ptr, bytes uint64) bool {
 	return uint64(p)+bytes <= uint64(d.order[i])+uint64(d.memory[d.order[i]])
 }
 
-// clear zeroes host memory that was handed out.
-func (d *Device) clear(address, bytes uint64) {
+// host is host memory that was handed out.
+func (d *Device) host(address, bytes uint64) []byte {
 	for p, n := range d.hosts {
 		if base := uint64(uintptr(unsafe.Pointer(p))); address >= base && address+bytes <= base+uint64(n) {
-			clear(unsafe.Slice(p, n)[address-base:][:bytes])
-			return
+			return unsafe.Slice(p, n)[address-base:][:bytes]
 		}
 	}
-	d.misuse("copy to host memory that was not handed out")
+	d.misuse("copy to or from host memory that was not handed out")
+	return nil
 }
 
 // Capture keeps a copy.
@@ -271,9 +277,66 @@ func (d *Device) Launch(g driver.Graph, seconds *float64) error {
 	return d.run(l)
 }
 
+// Start notes what the work will read of the host's memory, and spoils what it
+// will write.
+func (d *Device) Start(l *driver.List, g driver.Graph) error {
+	switch held, ok := d.graphs[g]; {
+	case ok:
+		d.Graphs++
+		l = held
+	case g == 0:
+		d.Runs++
+	default:
+		return d.misuse("start of graph %d", g)
+	}
+	if d.fault != nil {
+		return d.fault
+	}
+	if err := d.call("start"); err != nil {
+		d.fault = fmt.Errorf("%w: %w", driver.ErrKernel, err)
+		return d.fault
+	}
+	d.begun.Reset()
+	d.begun.Commands = append(d.begun.Commands, l.Commands...)
+	d.begun.Args = append(d.begun.Args, l.Args...)
+	d.read = d.read[:0]
+	for _, c := range d.begun.Commands {
+		switch c.Op {
+		case driver.OpUpload:
+			d.read = append(d.read, d.host(c.Src, c.Bytes)...)
+		case driver.OpDownload:
+			for i, b := 0, d.host(c.Dst, c.Bytes); i < len(b); i++ {
+				b[i] = 0xff
+			}
+		}
+	}
+	d.Busy = true
+	return nil
+}
+
+// Wait does the work, which may fail, and finds out who wrote to host memory before
+// it was read.
+func (d *Device) Wait() error {
+	if !d.Busy {
+		return d.misuse("wait for nothing")
+	}
+	d.Busy = false
+	at := 0
+	for _, c := range d.begun.Commands {
+		if c.Op == driver.OpUpload {
+			now := d.host(c.Src, c.Bytes)
+			if !bytes.Equal(now, d.read[at:][:len(now)]) {
+				d.misuse("host memory was written before it was read")
+			}
+			at += len(now)
+		}
+	}
+	return d.run(&d.begun)
+}
+
 // FreeGraph takes back what Capture gave.
 func (d *Device) FreeGraph(g driver.Graph) error {
-	if _, ok := d.graphs[g]; !ok || d.closed {
+	if _, ok := d.graphs[g]; !ok || d.closed || d.Busy {
 		return d.misuse("free of graph %d", g)
 	}
 	delete(d.graphs, g)
@@ -282,8 +345,8 @@ func (d *Device) FreeGraph(g driver.Graph) error {
 
 // Close leaves leaks as they are, to be asked for.
 func (d *Device) Close() error {
-	if d.closed {
-		return d.misuse("closed twice")
+	if d.closed || d.Busy {
+		return d.misuse("closed twice or before Wait")
 	}
 	d.closed = true
 	return nil
