@@ -3,7 +3,8 @@
 // The backend is plain Go over [driver.Device], so that the same code runs on
 // a GPU (tag cuda), on the simulator (package sim, tag cudasim) and on a fake.
 // Ops record launches; Sample and Read send them off and wait. A decode step
-// that was seen before is one graph launch.
+// that was seen before is one graph launch. While the device computes a step, Sample
+// has the host do what backend.Step.Meanwhile says, and only then waits.
 //
 // It does not fall back to the CPU: asked for a GPU means a GPU. Tokens are
 // drawn on the device, whatever the sampling.
@@ -65,17 +66,19 @@ type Backend struct {
 	info    driver.Info
 	kernels [kernelCount]driver.Kernel
 
-	memory   memory
-	list     driver.List // recorded, not yet run
-	inUse    bool        // the list reads the host's layout of the step
-	gathered bool        // and the host's indices of a gather
-	err      error       // sticky
-	step     layout
-	graphs   [maxGraphWidth + 1]graph
-	sample   sampling
-	peaks    peaks
-	watch    *monitor.Watch // nil without NVML
-	note     string         // and why
+	memory    memory
+	list      driver.List // recorded, not yet run
+	inUse     bool        // the list reads the host's layout of the step
+	gathered  bool        // and the host's indices of a gather
+	meanwhile func()      // of the step that was begun
+	away      bool        // the host does it: the device reads the host's memory
+	err       error       // sticky
+	step      layout
+	graphs    [maxGraphWidth + 1]graph
+	sample    sampling
+	peaks     peaks
+	watch     *monitor.Watch // nil without NVML
+	note      string         // and why
 }
 
 var _ backend.Backend = (*Backend)(nil)
@@ -126,6 +129,7 @@ func (b *Backend) Close() error {
 	if b.dev == nil {
 		return nil
 	}
+	b.atRest()
 	var errs []error
 	for i := range b.graphs {
 		errs = append(errs, b.graphs[i].drop(b.dev))
@@ -140,6 +144,13 @@ func (b *Backend) Close() error {
 		b.err = errors.New("cuda: the backend is closed")
 	}
 	return errors.Join(errs...)
+}
+
+// atRest panics if a step is under way, whose host memory and list must not change.
+func (b *Backend) atRest() {
+	if b.away {
+		broken("used while the device computes a step")
+	}
 }
 
 // broken panics on an argument that only a defect of the caller can produce.

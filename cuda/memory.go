@@ -248,6 +248,7 @@ func (b *Backend) ResetSlot(state backend.DeltaState, slot int) {
 	if !(slot >= 0 && slot < st.spec.Slots) {
 		broken("slot %d of %d", slot, st.spec.Slots)
 	}
+	b.atRest()
 	b.list.Fill(st.s.At(int64(slot)*st.sSlot*4), 0, st.sSlot*4)
 	b.list.Fill(st.conv.At(int64(slot)*st.convLen*4), 0, st.convLen*4)
 }

@@ -32,6 +32,7 @@ func (b *Backend) Gather(dst, src backend.Buffer, tokens []int32) {
 	if !(len(tokens) <= len(host)) {
 		broken("gather %d tokens, steps have %d", len(tokens), len(host))
 	}
+	b.atRest()
 	if b.gathered {
 		b.flush(false) // the host's indices are still to be read
 	}

@@ -99,7 +99,12 @@ func roundUp(n int) int {
 }
 
 // Begin writes the layout and records its copy.
+//
+// Note: a second layout on the host, so that a step can be laid out while the
+// one before is under way, was rejected: it would need graphs of its own, and
+// nobody knows the tokens of that step yet.
 func (b *Backend) Begin(step *backend.Step) {
+	b.meanwhile = step.Meanwhile
 	if b.inUse {
 		b.flush(false) // the host's layout is still to be read
 	}
@@ -177,8 +182,10 @@ func (g *graph) drop(dev driver.Device) error {
 
 // flush runs the recorded list and waits. A step of one token a row is run as
 // a graph from the third time on that the same list is recorded for its
-// width: the first time it is noted, the second time captured.
-func (b *Backend) flush(step bool) error {
+// width: the first time it is noted, the second time captured. While a step runs,
+// the host does what it has to do meanwhile.
+func (b *Backend) flush(step bool) (err error) {
+	b.atRest()
 	defer b.forget()
 	if b.err != nil {
 		return b.err
@@ -186,15 +193,42 @@ func (b *Backend) flush(step bool) error {
 	if len(b.list.Commands) == 0 {
 		return nil
 	}
-	var err error
-	if width := b.step.tokens; !step || !b.step.single || width > maxGraphWidth {
+	var graph driver.Graph
+	if width := b.step.tokens; step && b.step.single && width <= maxGraphWidth {
+		if graph, err = b.graph(&b.graphs[width]); err != nil {
+			return b.fail(err)
+		}
+	}
+	switch {
+	case step && b.meanwhile != nil:
+		return b.overlap(graph)
+	case graph != 0:
+		err = b.dev.Launch(graph, nil)
+	default:
 		err = b.dev.Run(&b.list, nil)
-	} else {
-		err = b.runGraph(&b.graphs[width])
 	}
 	if err != nil {
 		return b.fail(err)
 	}
+	return nil
+}
+
+// overlap runs a graph, or the list if there is none, while the host does what it
+// has to do meanwhile. It waits also when that panics.
+func (b *Backend) overlap(graph driver.Graph) (err error) {
+	meanwhile := b.meanwhile
+	b.meanwhile = nil
+	if err := b.dev.Start(&b.list, graph); err != nil {
+		return b.fail(err)
+	}
+	b.away = true
+	defer func() {
+		b.away = false
+		if e := b.dev.Wait(); e != nil {
+			err = b.fail(e)
+		}
+	}()
+	meanwhile()
 	return nil
 }
 
@@ -204,23 +238,23 @@ func (b *Backend) forget() {
 	b.inUse, b.gathered = false, false
 }
 
-func (b *Backend) runGraph(g *graph) (err error) {
+// graph is the list as a graph; zero if the list came for the first time.
+func (b *Backend) graph(g *graph) (ready driver.Graph, err error) {
 	if !g.list.Equal(&b.list) {
 		if err = g.drop(b.dev); err == nil {
 			g.list.Reset()
 			g.list.Commands = append(g.list.Commands, b.list.Commands...)
 			g.list.Args = append(g.list.Args, b.list.Args...)
-			err = b.dev.Run(&b.list, nil)
 		}
-		return err
+		return 0, err
 	}
 	if g.ready == 0 {
-		if g.ready, err = b.dev.Capture(&b.list); err != nil {
-			g.ready = 0
-			return err
+		if ready, err = b.dev.Capture(&b.list); err != nil {
+			return 0, err
 		}
+		g.ready = ready
 	}
-	return b.dev.Launch(g.ready, nil)
+	return g.ready, nil
 }
 
 // fail keeps the first error; nothing runs after it.
@@ -232,6 +266,7 @@ func (b *Backend) fail(err error) error {
 }
 
 func (b *Backend) launch(k int, grid driver.Dim, threads uint32, shared int, args ...uint64) {
+	b.atRest()
 	b.list.Launch(b.kernels[k], grid, driver.Dim{X: threads, Y: 1, Z: 1}, shared, args...)
 }
 

@@ -4,7 +4,7 @@
 // KV blocks and the recurrent state. [Engine.Step] takes any mix of prompt
 // chunks and decode rows and runs the model once over all of them; there is
 // no padding. What a row computes does not depend on the other rows, bit for
-// bit.
+// bit. A step on a device leaves the host free: [Batch.Meanwhile] is called then.
 //
 // The engine does not queue, choose or wait: that is the scheduler's. It does
 // not turn text into tokens.
@@ -62,6 +62,7 @@ type Engine struct {
 	out    []int32
 	params []backend.Sampling
 	asked  []int // batch row of each wanted token
+	busy   bool  // a step is under way
 }
 
 // Sequence is the state of one sequence in an engine.
@@ -93,7 +94,20 @@ type Row struct {
 }
 
 // Batch is the rows of one step.
-type Batch struct{ Rows []Row }
+type Batch struct {
+	Rows []Row
+
+	// Meanwhile is called by Step, once, while a device computes and the host would
+	// only wait; nil for nothing to do. It is not called if the host itself computes,
+	// or if the step fails before it is under way. It must leave the engine alone:
+	// a step, a new sequence and Close are refused with ErrBusy, and to close a
+	// sequence panics.
+	//
+	// Note: a step in two halves, Start and Finish, was rejected: whatever stands
+	// between caller and device, meters, turns of arms, shutdown, would have to know
+	// of a step that outlives its call.
+	Meanwhile func()
+}
 
 // New loads a checkpoint onto a backend. The engine owns neither: close the
 // engine first, then the backend, then the checkpoint.
@@ -180,6 +194,9 @@ func (e *Engine) FreeSequences() int {
 
 // NewSequence makes an empty sequence, or fails with ErrTooManySequences.
 func (e *Engine) NewSequence() (*Sequence, error) {
+	if e.busy {
+		return nil, fmt.Errorf("new sequence: %w", ErrBusy)
+	}
 	for slot, s := range e.slots {
 		if s == nil {
 			e.runner.ResetSlot(e.first + slot)
@@ -204,6 +221,9 @@ func (s *Sequence) Close() {
 	if s.engine == nil {
 		return
 	}
+	if s.engine.busy {
+		panic("engine: a sequence closed while a step is under way")
+	}
 	s.engine.pool.Release(&s.table)
 	s.engine.slots[s.slot] = nil
 	s.engine = nil
@@ -216,6 +236,9 @@ func (s *Sequence) Close() {
 // leaves every sequence as it was. After any other error the sequences of the
 // batch are undefined and must be closed.
 func (e *Engine) Step(ctx context.Context, batch *Batch) error {
+	if e.busy {
+		return ErrBusy
+	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -226,7 +249,7 @@ func (e *Engine) Step(ctx context.Context, batch *Batch) error {
 		return err
 	}
 	e.layout(batch)
-	if err := e.runner.Run(ctx, &e.step, e.want, e.out, e.params); err != nil {
+	if err := e.run(ctx); err != nil {
 		return fmt.Errorf("step of %d rows, %d tokens: %w", len(batch.Rows), len(e.step.Tokens), err)
 	}
 	for i := range batch.Rows {
@@ -236,6 +259,12 @@ func (e *Engine) Step(ctx context.Context, batch *Batch) error {
 		batch.Rows[r].Next = e.out[i]
 	}
 	return nil
+}
+
+func (e *Engine) run(ctx context.Context) error {
+	e.busy = true
+	defer func() { e.busy = false }()
+	return e.runner.Run(ctx, &e.step, e.want, e.out, e.params)
 }
 
 func (e *Engine) check(batch *Batch) (err error) {
@@ -295,7 +324,7 @@ func (e *Engine) reserve(batch *Batch) error {
 }
 
 func (e *Engine) layout(batch *Batch) {
-	e.step.Tokens, e.step.Rows = e.step.Tokens[:0], e.step.Rows[:0]
+	e.step.Tokens, e.step.Rows, e.step.Meanwhile = e.step.Tokens[:0], e.step.Rows[:0], batch.Meanwhile
 	e.want, e.out, e.params, e.asked = e.want[:0], e.out[:0], e.params[:0], e.asked[:0]
 	for i := range batch.Rows {
 		r := &batch.Rows[i]
@@ -350,6 +379,9 @@ func (e *Engine) Check() error {
 // Close frees the model's memory on the backend that is not the backend's own.
 // Sequences become invalid.
 func (e *Engine) Close() error {
+	if e.busy {
+		return fmt.Errorf("close: %w", ErrBusy)
+	}
 	for _, s := range e.slots {
 		if s != nil {
 			s.Close()

@@ -166,6 +166,49 @@ func (f failing) Run(context.Context, *backend.Step, []int32, []int32, []backend
 func (failing) ResetSlot(int) {}
 func (failing) Close() error  { return nil }
 
+// calling is a runner with a device: while it computes, the host does what it has to do.
+type calling struct{ failing }
+
+func (c calling) Run(_ context.Context, step *backend.Step, _ []int32, out []int32, _ []backend.Sampling) error {
+	clear(out)
+	step.Meanwhile()
+	return c.err
+}
+
+// TestMeanwhile: while a step is under way the engine takes no part in anything
+// else, and says so; the step does not suffer.
+func TestMeanwhile(t *testing.T) {
+	e := engine.NewWith(calling{}, engine.Limits{
+		MaxSequences: 2, MaxContext: 8, MaxStepTokens: 8, Vocab: 10, KVBlockSize: 4, KVBlocks: 4,
+	})
+	a, other := newSequence(t, e), newSequence(t, e)
+	other.Close()
+	calls := 0
+	batch := &engine.Batch{Rows: []engine.Row{{Seq: a, Tokens: []int32{1}, Sample: true}}}
+	batch.Meanwhile = func() {
+		calls++
+		require.ErrorIs(t, e.Step(context.Background(), batch), engine.ErrBusy)
+		_, err := e.NewSequence()
+		require.ErrorIs(t, err, engine.ErrBusy)
+		require.ErrorIs(t, e.Close(), engine.ErrBusy)
+		require.PanicsWithValue(t, "engine: a sequence closed while a step is under way", a.Close)
+	}
+	require.NoError(t, e.Step(context.Background(), batch))
+	require.Equal(t, []int{1, 1}, []int{calls, a.Len()})
+
+	// What fails before leaves the host's work undone; a panic in it ends the step.
+	batch.Rows[0].Tokens = []int32{11}
+	require.ErrorIs(t, e.Step(context.Background(), batch), engine.ErrToken)
+	require.Equal(t, 1, calls)
+	batch.Rows[0].Tokens = []int32{1}
+	batch.Meanwhile = func() { panic("the host") }
+	require.PanicsWithValue(t, "the host", func() { _ = e.Step(context.Background(), batch) })
+	a.Close()
+	require.NoError(t, e.Check())
+	require.Equal(t, 4, e.FreeBlocks())
+	require.NoError(t, e.Close())
+}
+
 // TestOptions: sizes that cannot be are refused with the numbers.
 func TestOptions(t *testing.T) {
 	ck, err := model.Open("random:llama-tiny")

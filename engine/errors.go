@@ -18,6 +18,8 @@ var (
 	ErrToken = errors.New("token id out of range")
 	// ErrBatch says that a batch is malformed: empty, or a sequence twice, foreign or closed.
 	ErrBatch = errors.New("malformed batch")
+	// ErrBusy says that a step is under way.
+	ErrBusy = errors.New("a step is under way")
 	// ErrExhausted says that there are too few free KV blocks for a step.
 	ErrExhausted = kv.ErrExhausted
 )

@@ -210,6 +210,12 @@ type Row struct {
 type Step struct {
 	Tokens []int32
 	Rows   []Row
+
+	// Meanwhile is what the host has to do while a device computes; nil for
+	// nothing. A backend whose Sample waits for a device calls it there, once,
+	// when all the step's work is under way; one that computes in its ops never
+	// does. It must not use the backend.
+	Meanwhile func()
 }
 
 // Sampling says how one token is drawn from one row of logits.
