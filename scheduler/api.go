@@ -8,6 +8,9 @@
 // The parts, from the inside out: queue.go holds who waits, plan.go chooses
 // the rows of a step, machine.go runs them on an engine and takes the tokens
 // in, scheduler.go is the loop and what callers see of it.
+//
+// Where a device computes, what a step has brought is told to its callers while
+// the next step runs: between two steps stands only what the next one needs.
 package scheduler
 
 import (
@@ -206,6 +209,7 @@ func between(from, to time.Time) time.Duration {
 type Ticket struct {
 	done   chan struct{}
 	stream chan int32 // nil unless asked for; holds MaxTokens, so that a send never blocks
+	sent   int        // tokens streamed; the loop's
 	stop   func() bool
 	result Result
 	err    error

@@ -2,6 +2,8 @@ package scheduler
 
 import (
 	"context"
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/batchproof/batchproof/engine"
+	"github.com/batchproof/batchproof/engine/backend"
 	"github.com/batchproof/batchproof/testutil"
 )
 
@@ -144,6 +147,49 @@ func TestStream(t *testing.T) {
 		require.NoError(t, err)
 		assert.Nil(t, ticket.Tokens())
 	})
+}
+
+// Callers are told what a step has brought before the next one begins, or, where a
+// device computes, as soon as that is under way. No time that they are told differs.
+func TestWhenCallersAreTold(t *testing.T) {
+	var results [2]Result
+	for i, want := range [2][]string{
+		{"0 tokens", "1 tokens", "2 tokens", "3 tokens, ended", "3 tokens, ended"},
+		{"0 tokens", "0 tokens", "1 tokens", "2 tokens", "3 tokens, ended"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			v, eng := testutil.NewVirtual(cost, engine.Limits{})
+			v.Device = i == 1
+			var short atomic.Pointer[Ticket]
+			var told []string // at the start of each step
+			v.Before = func(*backend.Step) {
+				ticket := short.Load()
+				if ticket == nil {
+					return
+				}
+				line := fmt.Sprintf("%d tokens", len(ticket.Tokens()))
+				select {
+				case <-ticket.Done():
+					line += ", ended"
+				default:
+				}
+				told = append(told, line)
+			}
+			s := checked(t, eng, Config{})
+			_, err := s.Submit(t.Context(), Request{Prompt: prompt(1, 5), MaxTokens: 6, IgnoreEOS: true})
+			require.NoError(t, err)
+			synctest.Wait()
+			ticket, err := s.Submit(t.Context(), Request{Prompt: prompt(2, 5), MaxTokens: 3, IgnoreEOS: true, Stream: true})
+			require.NoError(t, err)
+			short.Store(ticket)
+			results[i], err = ticket.Wait()
+			require.NoError(t, err)
+			assert.Equal(t, results[i].Timings.Returned, time.Now())
+			require.NoError(t, s.Close(t.Context()))
+			assert.Equal(t, want, told)
+		})
+	}
+	assert.Equal(t, results[0], results[1])
 }
 
 // The snapshot shows what runs and waits at the moment, and in sum.

@@ -68,10 +68,10 @@ func randomHistory(r *rand.Rand) history {
 
 // run serves the histories on a virtual clock, each caller on its own
 // goroutine, and returns what went wrong.
-func run(t *testing.T, cfg Config, lim engine.Limits, hs []history, want [][]int32, faults map[int]testutil.Fault) (m Metrics, problems []error) {
+func run(t *testing.T, cfg Config, lim engine.Limits, device bool, hs []history, want [][]int32, faults map[int]testutil.Fault) (m Metrics, problems []error) {
 	synctest.Test(t, func(t *testing.T) {
 		v, eng := testutil.NewVirtual(testutil.Cost{Step: time.Millisecond, Row: 100 * time.Microsecond, Context: time.Microsecond}, lim)
-		v.Faults = faults
+		v.Faults, v.Device = faults, device
 		var mu sync.Mutex
 		problem := func(format string, args ...any) {
 			mu.Lock()
@@ -190,7 +190,7 @@ func TestRandomHistories(t *testing.T) {
 			rs[i] = hs[i].Request
 		}
 		want := aloneAll(t, cfg, lim, rs)
-		m, problems := run(t, cfg, lim, hs, want, faults)
+		m, problems := run(t, cfg, lim, rapid.Bool().Draw(rt, "device"), hs, want, faults)
 		for _, p := range problems {
 			rt.Error(p)
 		}

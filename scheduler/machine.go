@@ -18,6 +18,7 @@ type machine struct {
 	now   func() time.Time
 	batch engine.Batch
 	over  []*job // ended, and not yet collected
+	drawn []*job // have drawn a token that is not yet streamed
 	m     Metrics
 	mark  time.Time // when the engine was last left, while there is work; else zero
 }
@@ -31,6 +32,7 @@ func newMachine(eng *engine.Engine, c Config, now func() time.Time) *machine {
 		now:     now,
 		batch:   engine.Batch{Rows: make([]engine.Row, 0, c.MaxBatchSize)},
 		over:    make([]*job, 0, c.MaxBatchSize),
+		drawn:   make([]*job, 0, c.MaxBatchSize),
 		m:       Metrics{KVBlocksTotal: lim.KVBlocks, StepsByRows: make([]uint64, c.MaxBatchSize+1)},
 	}
 }
@@ -158,7 +160,7 @@ func (m *machine) apply(begun time.Time) {
 		j.times.Finished = m.mark
 		j.times.Tokens = append(j.times.Tokens, m.mark)
 		if j.ticket != nil && j.ticket.stream != nil {
-			j.ticket.stream <- token // never blocks: it holds MaxTokens
+			m.drawn = append(m.drawn, j)
 		}
 		if j.held() && m.policy != Static {
 			m.end(j, j.reason, nil, m.mark)

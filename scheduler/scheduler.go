@@ -21,6 +21,7 @@ type Scheduler struct {
 	wake   chan struct{} // holds one call to look again
 	done   chan struct{} // closed when the loop has ended
 	after  func()        // called by the loop after every step; for tests
+	told   bool          // callers were told while the last step was under way
 
 	mu       sync.Mutex
 	inbox    []*job
@@ -60,6 +61,10 @@ func start(eng *engine.Engine, cfg Config, after func(*Scheduler)) (*Scheduler, 
 		s.now = time.Now
 	}
 	s.m = newMachine(eng, cfg, s.now)
+	s.m.batch.Meanwhile = func() {
+		s.told = true
+		s.tell()
+	}
 	s.ctx, s.abort = context.WithCancelCause(context.Background())
 	if after != nil {
 		s.after = func() { after(s) }
@@ -184,7 +189,7 @@ func (s *Scheduler) Abort() {
 	<-s.done
 }
 
-// Metrics returns a snapshot, as of the end of the last step.
+// Metrics returns a snapshot, at most one step old.
 func (s *Scheduler) Metrics() Metrics {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -197,6 +202,9 @@ func (s *Scheduler) Metrics() Metrics {
 }
 
 // loop runs steps while there is work, and blocks on wake when there is none.
+//
+// Callers are told what a step has brought while the next one is under way, if the
+// engine leaves the host free then, and else before it begins.
 func (s *Scheduler) loop() {
 	defer close(s.done)
 	var inbox []*job
@@ -220,16 +228,17 @@ func (s *Scheduler) loop() {
 		if aborted {
 			s.m.cancelAll(context.Cause(s.ctx))
 		}
-		if len(s.m.over) > 0 { // a cancelled request does not wait for the others' step
-			s.publish()
-			s.deliver()
+		if len(s.m.over) > 0 && !s.told { // a cancelled request does not wait for the others' step
+			s.tell()
 		}
+		s.told = false
 		ran := s.m.step(s.ctx)
-		s.publish()
 		if s.after != nil {
 			s.after()
 		}
-		s.deliver()
+		if !s.told {
+			s.tell()
+		}
 		switch {
 		case ran:
 		case closed:
@@ -239,6 +248,12 @@ func (s *Scheduler) loop() {
 			<-s.wake
 		}
 	}
+}
+
+// tell lets callers know what has happened since the last time.
+func (s *Scheduler) tell() {
+	s.publish()
+	s.deliver()
 }
 
 // publish makes the state after a step visible to Metrics and Submit.
@@ -252,8 +267,15 @@ func (s *Scheduler) publish() {
 	s.inFlight -= len(s.m.over)
 }
 
-// deliver hands the ended requests to their callers.
+// deliver hands the tokens drawn and the ended requests to their callers.
 func (s *Scheduler) deliver() {
+	for i, j := range s.m.drawn {
+		for t := j.ticket; t.sent < len(j.out); t.sent++ {
+			t.stream <- j.out[t.sent] // never blocks: it holds MaxTokens
+		}
+		s.m.drawn[i] = nil
+	}
+	s.m.drawn = s.m.drawn[:0]
 	for i, j := range s.m.over {
 		t := j.ticket
 		if t.stop != nil {

@@ -32,6 +32,18 @@ var policies = []Policy{Serial, Static, Continuous}
 // cost makes a step of one row take 10 ms + 1 ms.
 var cost = testutil.Cost{Step: 10 * time.Millisecond, Row: time.Millisecond}
 
+// onEach runs f, on a virtual clock, for each policy on an engine whose host
+// computes, and on one whose host is free while a device does.
+func onEach(t *testing.T, f func(t *testing.T, policy Policy, device bool)) {
+	for _, policy := range policies {
+		for _, device := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/device=%t", policy, device), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { f(t, policy, device) })
+			})
+		}
+	}
+}
+
 // prompt is n tokens that differ by seed.
 func prompt(seed, n int) []int32 {
 	p := make([]int32, n)
@@ -252,58 +264,55 @@ func TestQueueFull(t *testing.T) {
 
 // A context that ends frees the row at the next step, wherever the request is.
 func TestCancel(t *testing.T) {
-	for _, policy := range policies {
-		t.Run(string(policy), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				_, eng := testutil.NewVirtual(cost, engine.Limits{MaxSequences: 2})
-				s := checked(t, eng, Config{Policy: policy})
-				r := Request{Prompt: prompt(1, 5), MaxTokens: 100, IgnoreEOS: true}
-				// While the gate's step runs, the others gather: they start together.
-				gate := r
-				gate.MaxTokens = 1
-				_, err := s.Submit(t.Context(), gate)
-				require.NoError(t, err)
-				synctest.Wait()
-				cause := errors.New("the caller left")
-				ctx, cancel := context.WithCancelCause(t.Context())
-				running, err := s.Submit(ctx, r)
-				require.NoError(t, err)
-				other, err := s.Submit(t.Context(), r)
-				require.NoError(t, err)
-				deadline, stop := context.WithTimeout(t.Context(), 95*time.Millisecond)
-				defer stop()
-				inLine, err := s.Submit(deadline, r)
-				require.NoError(t, err)
+	onEach(t, func(t *testing.T, policy Policy, device bool) {
+		v, eng := testutil.NewVirtual(cost, engine.Limits{MaxSequences: 2})
+		v.Device = device
+		s := checked(t, eng, Config{Policy: policy})
+		r := Request{Prompt: prompt(1, 5), MaxTokens: 100, IgnoreEOS: true}
+		// While the gate's step runs, the others gather: they start together.
+		gate := r
+		gate.MaxTokens = 1
+		_, err := s.Submit(t.Context(), gate)
+		require.NoError(t, err)
+		synctest.Wait()
+		cause := errors.New("the caller left")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		running, err := s.Submit(ctx, r)
+		require.NoError(t, err)
+		other, err := s.Submit(t.Context(), r)
+		require.NoError(t, err)
+		deadline, stop := context.WithTimeout(t.Context(), 95*time.Millisecond)
+		defer stop()
+		inLine, err := s.Submit(deadline, r)
+		require.NoError(t, err)
 
-				begun := time.Now()
-				time.Sleep(50 * time.Millisecond)
-				cancel(cause)
-				res, err := running.Wait()
-				require.ErrorIs(t, err, cause)
-				require.ErrorContains(t, err, "scheduler: request cancelled: the caller left")
-				assert.Equal(t, FinishCancelled, res.Reason)
-				assert.NotEmpty(t, res.Tokens)
-				assert.Less(t, time.Since(begun), 75*time.Millisecond, "no later than the end of the step in progress")
+		begun := time.Now()
+		time.Sleep(50 * time.Millisecond)
+		cancel(cause)
+		res, err := running.Wait()
+		require.ErrorIs(t, err, cause)
+		require.ErrorContains(t, err, "scheduler: request cancelled: the caller left")
+		assert.Equal(t, FinishCancelled, res.Reason)
+		assert.NotEmpty(t, res.Tokens)
+		assert.Less(t, time.Since(begun), 75*time.Millisecond, "no later than the end of the step in progress")
 
-				res, err = inLine.Wait()
-				require.ErrorIs(t, err, context.DeadlineExceeded)
-				require.ErrorContains(t, err, "out of time")
-				assert.Less(t, time.Since(begun), 120*time.Millisecond)
-				if policy != Continuous {
-					assert.Empty(t, res.Tokens, "it never ran")
-				}
+		res, err = inLine.Wait()
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "out of time")
+		assert.Less(t, time.Since(begun), 120*time.Millisecond)
+		if policy != Continuous {
+			assert.Empty(t, res.Tokens, "it never ran")
+		}
 
-				res, err = other.Wait()
-				require.NoError(t, err)
-				assert.Len(t, res.Tokens, 100)
-				_, err = s.Submit(deadline, r)
-				require.ErrorIs(t, err, context.DeadlineExceeded)
-				require.NoError(t, s.Close(t.Context()))
-				free(t, eng)
-				assert.EqualValues(t, 2, s.Metrics().Cancelled)
-			})
-		})
-	}
+		res, err = other.Wait()
+		require.NoError(t, err)
+		assert.Len(t, res.Tokens, 100)
+		_, err = s.Submit(deadline, r)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NoError(t, s.Close(t.Context()))
+		free(t, eng)
+		assert.EqualValues(t, 2, s.Metrics().Cancelled)
+	})
 }
 
 // A request that has ended leaves nothing on its context, which may live long.
@@ -366,47 +375,46 @@ func TestStepFails(t *testing.T) {
 		"panic":       {Panic: broken},
 		"panic-value": {Panic: "index out of range"},
 	} {
-		for _, policy := range policies {
-			t.Run(name+"/"+string(policy), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					v, eng := testutil.NewVirtual(cost, engine.Limits{MaxSequences: 2})
-					v.Faults = map[int]testutil.Fault{4: fault}
-					s := checked(t, eng, Config{Policy: policy})
-					r := Request{Prompt: prompt(1, 5), MaxTokens: 10, IgnoreEOS: true}
-					want := alone(t, engine.Limits{}, r)[0]
-					tickets, err := s.SubmitAll(t.Context(), []Request{r, r, r})
-					require.NoError(t, err)
-					failed := 2
-					if policy == Serial {
-						failed = 1
+		t.Run(name, func(t *testing.T) {
+			onEach(t, func(t *testing.T, policy Policy, device bool) {
+				v, eng := testutil.NewVirtual(cost, engine.Limits{MaxSequences: 2})
+				v.Device = device
+				v.Faults = map[int]testutil.Fault{4: fault}
+				s := checked(t, eng, Config{Policy: policy})
+				r := Request{Prompt: prompt(1, 5), MaxTokens: 10, IgnoreEOS: true}
+				want := alone(t, engine.Limits{}, r)[0]
+				tickets, err := s.SubmitAll(t.Context(), []Request{r, r, r})
+				require.NoError(t, err)
+				failed := 2
+				if policy == Serial {
+					failed = 1
+				}
+				for i, ticket := range tickets {
+					res, err := ticket.Wait()
+					if i >= failed {
+						require.NoError(t, err)
+						assert.Equal(t, want, res.Tokens)
+						continue
 					}
-					for i, ticket := range tickets {
-						res, err := ticket.Wait()
-						if i >= failed {
-							require.NoError(t, err)
-							assert.Equal(t, want, res.Tokens)
-							continue
-						}
-						assert.Equal(t, FinishError, res.Reason)
-						assert.Equal(t, want[:3], res.Tokens, "what it had before")
-						require.ErrorContains(t, err, "scheduler: request failed: step 4: ")
-						if fault.Panic != nil {
-							var p *PanicError
-							require.ErrorAs(t, err, &p)
-							assert.Contains(t, string(p.Stack), "(*Virtual).Run")
-						}
-						if name != "panic-value" {
-							require.ErrorIs(t, err, broken)
-						}
+					assert.Equal(t, FinishError, res.Reason)
+					assert.Equal(t, want[:3], res.Tokens, "what it had before")
+					require.ErrorContains(t, err, "scheduler: request failed: step 4: ")
+					if fault.Panic != nil {
+						var p *PanicError
+						require.ErrorAs(t, err, &p)
+						assert.Contains(t, string(p.Stack), "(*Virtual).Run")
 					}
-					require.NoError(t, s.Close(t.Context()))
-					free(t, eng)
-					m := s.Metrics()
-					assert.EqualValues(t, failed, m.Failed)
-					assert.EqualValues(t, 1, m.FailedSteps)
-				})
+					if name != "panic-value" {
+						require.ErrorIs(t, err, broken)
+					}
+				}
+				require.NoError(t, s.Close(t.Context()))
+				free(t, eng)
+				m := s.Metrics()
+				assert.EqualValues(t, failed, m.Failed)
+				assert.EqualValues(t, 1, m.FailedSteps)
 			})
-		}
+		})
 	}
 }
 

@@ -30,6 +30,11 @@ var (
 // has alone or the beginning of them, the accounts are right after every step,
 // nothing leaks and memory stays flat.
 func TestSoak(t *testing.T) {
+	t.Run("host", func(t *testing.T) { testSoak(t, false) })
+	t.Run("device", func(t *testing.T) { testSoak(t, true) })
+}
+
+func testSoak(t *testing.T, device bool) {
 	lim := engine.Limits{MaxSequences: 16, MaxContext: 256, MaxStepTokens: 128, KVBlockSize: 8, KVBlocks: 80, Vocab: 40}
 	cfg := Config{ChunkSize: 16, WatermarkBlocks: -1, QueueCapacity: 24}
 	t.Logf("-soak %v -soak-seed %d", *soak, *soakSeed)
@@ -52,6 +57,7 @@ func TestSoak(t *testing.T) {
 	want := aloneAll(t, cfg, lim, stock)
 
 	v, eng := testutil.NewVirtual(testutil.Cost{}, lim)
+	v.Device = device
 	injected := errors.New("injected")
 	faults := rand.New(rand.NewPCG(*soakSeed, 1))
 	v.Faults = map[int]testutil.Fault{}

@@ -58,6 +58,7 @@ type Virtual struct {
 	Sleep  func(time.Duration) // how time passes; default time.Sleep, for testing/synctest
 	Faults map[int]Fault       // by step, counted from 1
 	Before func(*backend.Step) // called at the start of each step
+	Device bool                // it is one: while it computes, the host does what it has to do meanwhile
 
 	Steps  int // steps begun
 	Closed int // calls of Close
@@ -94,6 +95,9 @@ func (v *Virtual) Run(ctx context.Context, step *backend.Step, want, out []int32
 	v.Steps++
 	if v.Before != nil {
 		v.Before(step)
+	}
+	if v.Device && step.Meanwhile != nil {
+		step.Meanwhile()
 	}
 	fault := v.Faults[v.Steps]
 	if d := v.Cost.Of(step) + fault.Slow; d > 0 {

@@ -19,7 +19,8 @@ type Meter struct {
 	steps []Step
 }
 
-// Step is one pass over the model.
+// Step is one pass over the model. It lasts until its tokens are there, whatever the
+// host does while a device computes; between two steps a device idles.
 type Step struct {
 	Begin      time.Time
 	Duration   time.Duration
@@ -46,7 +47,8 @@ func (m *Meter) begin(t *Turn) {
 	}
 }
 
-// Run computes the step when it is the arm's turn, and notes it.
+// Run computes the step when it is the arm's turn, and notes it. The turn stays the
+// arm's until Run returns, so none changes while a step is under way.
 func (m *Meter) Run(ctx context.Context, step *backend.Step, want, out []int32, params []backend.Sampling) error {
 	if err := m.turn.Step(m.drawn); err != nil {
 		return err

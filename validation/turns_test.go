@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/batchproof/batchproof/engine"
+	"github.com/batchproof/batchproof/engine/backend"
 	"github.com/batchproof/batchproof/scheduler"
 	"github.com/batchproof/batchproof/testutil"
 )
@@ -111,15 +112,20 @@ func TestTurnIsPassedOn(t *testing.T) {
 // every other 500 seconds spoils ratios of arms that run one after another, and
 // hardly touches those of arms that alternate.
 func TestTurnsCancelTheMachine(t *testing.T) {
-	measure := func(turns string) *Record {
+	measure := func(turns string, device bool) *Record {
 		c := ThroughputCriterion(4)
 		lim := engine.Limits{MaxSequences: 8, MaxContext: 64, MaxStepTokens: 256, Vocab: 1000, KVBlockSize: 8, KVBlocks: 64}
 		virtual, _ := testutil.NewVirtual(testutil.Cost{Step: time.Second}, lim)
+		virtual.Device = device
+		underWay := 0
+		virtual.Before = func(*backend.Step) { underWay++ }
 		virtual.Sleep = func(d time.Duration) {
+			require.Equal(t, 1, underWay, "steps of different arms at one time")
 			if time.Now().Unix()/500%2 == 0 {
 				d *= 10
 			}
 			time.Sleep(d)
+			underWay--
 		}
 		share := engine.Limits{MaxSequences: 4, MaxContext: 64, MaxStepTokens: 256, Vocab: 1000, KVBlockSize: 8, KVBlocks: 32}
 		at := 0
@@ -140,10 +146,15 @@ func TestTurnsCancelTheMachine(t *testing.T) {
 		return rec
 	}
 	synctest.Test(t, func(t *testing.T) {
-		apart, together := spread(measure(TurnsRun).Ratios(ArmBatch)), spread(measure(TurnsStep).Ratios(ArmBatch))
+		apart, together := spread(measure(TurnsRun, false).Ratios(ArmBatch)), spread(measure(TurnsStep, false).Ratios(ArmBatch))
 		t.Logf("one after another %.2f to %.2f, alternating %.2f to %.2f", apart.Min, apart.Max, together.Min, together.Max)
 		require.InDelta(t, 4, together.Min, 0.5)
 		require.InDelta(t, 4, together.Max, 0.5)
 		require.Greater(t, apart.Max/apart.Min, 2.0)
+		// Callers who are told while a step is under way wait no longer, and an arm
+		// keeps its turn until the step has ended.
+		device := spread(measure(TurnsStep, true).Ratios(ArmBatch))
+		require.InDelta(t, 4, device.Min, 0.5)
+		require.InDelta(t, 4, device.Max, 0.5)
 	})
 }
