@@ -4,8 +4,10 @@
 SHELL      := bash
 .SHELLFLAGS := -o pipefail -c
 GO         ?= go
-DEFAULT     = random:qwen3.5-mini
-CHECKPOINT ?= $(DEFAULT)
+CHECKPOINT ?= random:qwen3.5-mini
+ifeq ($(CHECKPOINT),) # given, and empty
+override CHECKPOINT = random:qwen3.5-mini
+endif
 RESULTS    ?= results
 # Flags of the suite, for example FLAGS="-max-tokens 64 -seed 7".
 FLAGS      ?=
@@ -15,7 +17,7 @@ LIMIT       = $(if $(findstring -test-runs,$(FLAGS)),,-time-limit 4m)
 SIMULATOR  := $(if $(shell command -v g++ 2>/dev/null),-tags cudasim)
 # Lazy binding: the functions of NVML are there once its library is opened.
 CUDA       := -tags cuda -ldflags=-extldflags=-Wl,-z,lazy
-SUITE       = $(GO) test ./validation -count=1 -timeout 60m -v -backend cpu -checkpoint $(or $(CHECKPOINT),$(DEFAULT)) -results $(RESULTS)
+SUITE       = $(GO) test ./validation -count=1 -timeout 60m -v -backend cpu -checkpoint $(CHECKPOINT) -results $(RESULTS)
 
 .PHONY: help
 help: ## list the targets

@@ -30,8 +30,8 @@
 // until the last result.
 //
 // On a CPU with AVX512_BF16, linears multiply inputs that are rounded to bf16, in
-// both arms (-precision f32 keeps them float32): arithmetic is then twice as cheap,
-// and larger batches pay more. The engine's own description says which it was.
+// both arms (-precision f32 keeps them float32): on Zen 4 that makes arithmetic half
+// as dear, and larger batches pay more. The engine's own description says which it was.
 //
 // # The unit of evidence
 //

@@ -73,7 +73,7 @@ func TestReport(t *testing.T) {
 	require.Equal(t, summary, read(t, dir, "summary.md"))
 	require.Equal(t, read(t, s.store.Dir, "ratios.svg"), read(t, dir, "ratios.svg"))
 	require.True(t, before == read(t, s.store.Dir, "results.json"), "what was recorded is left as it is")
-	r, err = Load(filepath.Join(dir, "results.json"))
+	r, err = Load(dir) // a folder will do
 	require.NoError(t, err)
 	again, err = report.HTML(View(r))
 	require.NoError(t, err)

@@ -2,17 +2,17 @@
 //
 // Decoding on a CPU is bound by memory: each step streams all weights once.
 // So the weights are kept in bf16 (or f32, if the checkpoint has f32) in
-// panels that are read strictly in order, and a step allocates nothing. With several tokens in a step the same pass over the
-// weights serves them all, which is why batching pays.
+// panels that are read strictly in order, and a step allocates nothing. With
+// several tokens in a step the same pass over the weights serves them all, which
+// is why batching pays.
 //
 // A product is accumulated in one lane, in order of the input index, with one
 // fused multiply-add each, whatever the number of tokens, workers or the
 // instruction set. The generic Go code computes the same bits as the assembly.
 //
-// Where the CPU has AVX512_BF16, and so twice the products for the same time, the
-// inputs of bf16 weights are rounded to bf16 (see [Precision]), as PyTorch and
-// llama.cpp do: 2⁻⁹ of an input at most, while sums and all other ops stay
-// float32. Such results differ from those of other CPUs; among themselves rows
+// Where the CPU has AVX512_BF16, the inputs of bf16 weights are rounded to bf16
+// (see [Precision]), as PyTorch and llama.cpp do: by 2⁻⁸ of an input at most, while
+// sums and all other ops stay float32. Such results differ from those of other CPUs; among themselves rows
 // stay bit-identical, and the generic code computes these bits too.
 //
 // Between two calls of a kernel no weights are on their way, so a call takes many

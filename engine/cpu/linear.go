@@ -109,16 +109,12 @@ func (t *linearTask) work(worker int) {
 		for g := g0; g < g1; g++ {
 			passes += t.calls(g)
 		}
-		block, panels := blockPairs, chunkPanels
-		if passes == 1 {
-			block = t.m.pairs
-		}
-		if rows*t.padded*4 <= fitsBytes {
+		block, panels, together := blockPairs, chunkPanels, 1 // panels of one call
+		switch {
+		case passes == 1:
+			block, panels, together = t.m.pairs, callPanels, callPanels
+		case rows*t.padded*4 <= fitsBytes:
 			panels = 1 // all inputs stay in L2
-		}
-		together := 1 // panels of one call
-		if passes == 1 {
-			panels, together = callPanels, callPanels
 		}
 		for p0, p1 := t.shares.take(worker, panels); p0 < p1; p0, p1 = t.shares.take(worker, panels) {
 			tiles := t.b.tiles[worker][:(p1-p0)*rows*panelOutputs]

@@ -18,8 +18,6 @@ const (
 	both  = 2 * block // rows: keys, then queries
 	// Each kernel of a state works on so many of its key dims at a time.
 	dimsAtOnce = 8
-	// How far the state is fetched ahead, in bytes.
-	fetch = 4096
 )
 
 // scaled adds the number at m times w to sum, for several w; sign −1 subtracts.
