@@ -3,7 +3,8 @@
 // The backend is plain Go over [driver.Device], so that the same code runs on
 // a GPU (tag cuda), on the simulator (package sim, tag cudasim) and on a fake.
 // Ops record launches; Sample and Read send them off and wait. A decode step
-// that was seen before is one graph launch. While the device computes a step, Sample
+// of a form that was seen before is one graph launch, with nothing recorded
+// ([Backend.Repeat]). While the device computes a step, Sample
 // has the host do what backend.Step.Meanwhile says, and only then waits.
 //
 // It does not fall back to the CPU: asked for a GPU means a GPU. Tokens are
@@ -67,12 +68,14 @@ type Backend struct {
 	kernels [kernelCount]driver.Kernel
 
 	memory    memory
-	list      driver.List // recorded, not yet run
-	inUse     bool        // the list reads the host's layout of the step
-	gathered  bool        // and the host's indices of a gather
-	meanwhile func()      // of the step that was begun
-	away      bool        // the host does it: the device reads the host's memory
-	err       error       // sticky
+	list      driver.List  // recorded, not yet run
+	inUse     bool         // the list reads the host's layout of the step
+	gathered  bool         // and the host's indices of a gather
+	form      form         // of the step that was begun, if it can be a graph; else zero
+	again     driver.Graph // that is to run for it; zero: the list
+	meanwhile func()       // of the step that was begun
+	away      bool         // the host does it: the device reads the host's memory
+	err       error        // sticky
 	step      layout
 	graphs    [maxGraphWidth + 1]graph
 	sample    sampling
@@ -81,7 +84,7 @@ type Backend struct {
 	note      string         // and why
 }
 
-var _ backend.Backend = (*Backend)(nil)
+var _ backend.Repeater = (*Backend)(nil)
 
 // New makes a backend on a device, which it owns from now on: also when it
 // fails, the device is closed.

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"math"
 	"math/bits"
-	"slices"
 
 	"github.com/batchproof/batchproof/cuda/driver"
 	"github.com/batchproof/batchproof/engine/backend"
@@ -72,35 +71,44 @@ func (b *Backend) growDraws(rows int) (err error) {
 	return nil
 }
 
-// draw records the launches that replace the largest logits of rows that are
-// not greedy by what they draw.
-func (b *Backend) draw(logits *buffer, params []backend.Sampling) error {
-	n, rows := logits.width, len(params)
-	if !(n <= maxVocab) {
-		broken("a vocabulary of %d, at most %d can be drawn from", n, maxVocab)
+// phases are those that some row needs; none if all are greedy.
+type phases [byIndex + 1]bool
+
+func phasesOf(params []backend.Sampling) (wanted phases) {
+	for i := range params {
+		p := &params[i]
+		if greedy(p) {
+			continue
+		}
+		k, nucleus := p.TopK > 0, p.TopP > 0 && p.TopP < 1
+		wanted[byTopK], wanted[byTopP] = wanted[byTopK] || k, wanted[byTopP] || nucleus
+		wanted[byLogit], wanted[byIndex] = wanted[byLogit] || k || nucleus, true
 	}
-	if err := b.growDraws(rows); err != nil {
-		return err
-	}
-	d := &b.sample.draws
-	wanted := [byIndex + 1]bool{byIndex: true}
+	return wanted
+}
+
+// write puts down what the rows draw with, of n tokens.
+func (d *draws) write(params []backend.Sampling, n int) {
 	for i, p := range params {
 		at := d.host[i*drawRowBytes:]
-		if greedy(p) {
+		if greedy(&p) {
 			p = backend.Sampling{}
 		}
 		if p.TopK >= n {
 			p.TopK = 0
 		}
-		k, nucleus := p.TopK > 0, p.TopP > 0 && p.TopP < 1
-		wanted[byTopK], wanted[byTopP] = wanted[byTopK] || k, wanted[byTopP] || nucleus
-		wanted[byLogit] = wanted[byLogit] || k || nucleus
 		binary.NativeEndian.PutUint32(at, math.Float32bits(p.Temperature))
 		binary.NativeEndian.PutUint32(at[4:], math.Float32bits(p.TopP))
 		binary.NativeEndian.PutUint32(at[8:], uint32(p.TopK))
 		binary.NativeEndian.PutUint32(at[12:], 0)
 		binary.NativeEndian.PutUint64(at[16:], math.Float64bits(p.Uniform))
 	}
+}
+
+// draw records the launches that replace the largest logits of rows that are
+// not greedy by what they draw.
+func (b *Backend) draw(logits *buffer, rows int, wanted phases) {
+	d, n := &b.sample.draws, logits.width
 	// A sum of n masses, each at most 1, takes 62 bits.
 	scale := math.Float64bits(math.Ldexp(1, 62-bits.Len(uint(n))))
 	grid, threads := dim(min(ceil(n, 2048), maxShares), rows, 1), uint32(256)
@@ -121,11 +129,6 @@ func (b *Backend) draw(logits *buffer, params []backend.Sampling) error {
 		}
 	}
 	b.launch(kDrawLast, dim(rows, 1, 1), 32, 0, found, ptr(d.masses), ptr(d.counts), ptr(out), ptr(d.params))
-	return nil
 }
 
-func greedy(p backend.Sampling) bool { return p.Temperature == 0 || p.TopK == 1 }
-
-func allGreedy(params []backend.Sampling) bool {
-	return !slices.ContainsFunc(params, func(p backend.Sampling) bool { return !greedy(p) })
-}
+func greedy(p *backend.Sampling) bool { return p.Temperature == 0 || p.TopK == 1 }

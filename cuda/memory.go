@@ -16,6 +16,7 @@ import (
 type memory struct {
 	free, total, margin int64
 	used                int64
+	freed               int // times: a graph from before one may use what was freed
 	blocks              map[driver.Ptr]int64
 	hosts               [][]byte
 
@@ -70,6 +71,7 @@ func (m *memory) release(dev driver.Device, p driver.Ptr) error {
 	if p == 0 {
 		return nil
 	}
+	m.freed++
 	m.used -= m.blocks[p]
 	delete(m.blocks, p)
 	return dev.Free(p)
@@ -87,6 +89,7 @@ func (m *memory) allocHost(dev driver.Device, bytes int) ([]byte, error) {
 func (m *memory) releaseHost(dev driver.Device, h []byte) error {
 	for i := range m.hosts {
 		if len(h) > 0 && &m.hosts[i][0] == &h[0] {
+			m.freed++
 			m.hosts = append(m.hosts[:i], m.hosts[i+1:]...)
 			return dev.FreeHost(h)
 		}

@@ -144,6 +144,7 @@ func (b *Backend) Attention(dst, qkv backend.Buffer, a *backend.Attention, cache
 	if !(l.longest <= r.positions) {
 		broken("position %d, the rope has %d", l.longest-1, r.positions)
 	}
+	l.reach = min(l.reach, r.positions)
 
 	qNorm, qEps, qOffset := b.norm(a.QNorm, hd)
 	kNorm, kEps, kOffset := b.norm(a.KNorm, hd)

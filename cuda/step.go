@@ -20,6 +20,7 @@ type layout struct {
 	rows    int
 	single  bool // every row has one token
 	longest int  // context of any row
+	reach   int  // that the ropes of the step's ops allow
 	decode  int  // tokens of rows that are no part of a prompt
 	prompts int  // prompt rows
 	widest  int  // tokens of a prompt row, at most
@@ -99,10 +100,6 @@ func roundUp(n int) int {
 }
 
 // Begin writes the layout and records its copy.
-//
-// Note: a second layout on the host, so that a step can be laid out while the
-// one before is under way, was rejected: it would need graphs of its own, and
-// nobody knows the tokens of that step yet.
 func (b *Backend) Begin(step *backend.Step) {
 	b.meanwhile = step.Meanwhile
 	if b.inUse {
@@ -116,7 +113,7 @@ func (b *Backend) Begin(step *backend.Step) {
 	if n > l.maxTokens {
 		broken("a step of %d tokens, buffers have %d", n, l.maxTokens)
 	}
-	l.tokens, l.rows, l.single, l.longest = n, len(step.Rows), true, 0
+	l.tokens, l.rows, l.single, l.longest, l.reach = n, len(step.Rows), true, 0, math.MaxInt
 	l.decode, l.prompts, l.widest, l.chunked = 0, 0, 0, 0
 	copy(l.on(aToken), step.Tokens)
 	positions, tokenRows := l.on(aPosition), l.on(aTokenRow)
@@ -162,10 +159,21 @@ func (b *Backend) Begin(step *backend.Step) {
 
 // ---- running what was recorded
 
+// form is all that the commands of a decode step follow from. What they copy from
+// the host, the layout, the tokens to gather and what rows draw with, may change.
+type form struct {
+	caller       any
+	rows, wanted int
+	upload       uint64 // bytes
+	draws        phases
+	freed        int // times that memory was freed before
+}
+
 // graph is a decode step that the device holds ready.
 type graph struct {
-	list  driver.List
-	ready driver.Graph // zero: the list was seen once
+	form  form
+	ready driver.Graph // zero: the form was seen once
+	reach int          // of the contexts
 }
 
 // maxGraphWidth bounds the widths of decode steps that become graphs.
@@ -180,22 +188,50 @@ func (g *graph) drop(dev driver.Device) error {
 	return dev.FreeGraph(ready)
 }
 
-// flush runs the recorded list and waits. A step of one token a row is run as
-// a graph from the third time on that the same list is recorded for its
-// width: the first time it is noted, the second time captured. While a step runs,
-// the host does what it has to do meanwhile.
+// Repeat begins a step, which can be a graph if every row decodes one token: the
+// first time that a form comes it is noted, the second time captured, and from the
+// third on nothing is recorded.
+//
+// Note: a graph for each form, rather than for each width the last form's, was rejected:
+// between changes of a form lie many steps, and graphs take memory that nobody counts.
+func (b *Backend) Repeat(caller any, step *backend.Step, want []int32, params []backend.Sampling) bool {
+	b.Begin(step)
+	l := &b.step
+	if b.err != nil || len(b.list.Commands) > 1 || !l.single || l.prompts > 0 || l.tokens > maxGraphWidth {
+		return false
+	}
+	b.form = form{
+		caller: caller, rows: l.rows, wanted: len(want), upload: b.list.Commands[0].Bytes,
+		draws: phasesOf(params), freed: b.memory.freed,
+	}
+	g := &b.graphs[l.rows]
+	if g.ready == 0 || g.form != b.form || l.longest > g.reach {
+		return false
+	}
+	copy(l.on(aGather), want)
+	b.list.Reset()
+	b.again = g.ready
+	return true
+}
+
+// flush runs the recorded list, or the graph that is to run again, and waits. While a
+// step runs, the host does what it has to do meanwhile.
 func (b *Backend) flush(step bool) (err error) {
 	b.atRest()
 	defer b.forget()
 	if b.err != nil {
 		return b.err
 	}
-	if len(b.list.Commands) == 0 {
+	graph := b.again
+	switch {
+	case graph != 0:
+		if !step || len(b.list.Commands) > 0 {
+			broken("called before Sample in a step that is repeated")
+		}
+	case len(b.list.Commands) == 0:
 		return nil
-	}
-	var graph driver.Graph
-	if width := b.step.tokens; step && b.step.single && width <= maxGraphWidth {
-		if graph, err = b.graph(&b.graphs[width]); err != nil {
+	case step && b.form.rows > 0:
+		if graph, err = b.graph(); err != nil {
 			return b.fail(err)
 		}
 	}
@@ -236,25 +272,20 @@ func (b *Backend) overlap(graph driver.Graph) (err error) {
 func (b *Backend) forget() {
 	b.list.Reset()
 	b.inUse, b.gathered = false, false
+	b.form, b.again = form{}, 0
 }
 
-// graph is the list as a graph; zero if the list came for the first time.
-func (b *Backend) graph(g *graph) (ready driver.Graph, err error) {
-	if !g.list.Equal(&b.list) {
-		if err = g.drop(b.dev); err == nil {
-			g.list.Reset()
-			g.list.Commands = append(g.list.Commands, b.list.Commands...)
-			g.list.Args = append(g.list.Args, b.list.Args...)
-		}
-		return 0, err
+// graph is the list as a graph; zero if its form came for the first time.
+func (b *Backend) graph() (ready driver.Graph, err error) {
+	g := &b.graphs[b.form.rows]
+	if g.form != b.form {
+		g.form, g.reach = b.form, b.step.reach
+		return 0, g.drop(b.dev)
 	}
 	if g.ready == 0 {
-		if ready, err = b.dev.Capture(&b.list); err != nil {
-			return 0, err
-		}
-		g.ready = ready
+		g.ready, err = b.dev.Capture(&b.list)
 	}
-	return g.ready, nil
+	return g.ready, err
 }
 
 // fail keeps the first error; nothing runs after it.
@@ -352,15 +383,26 @@ func (b *Backend) Sample(out []int32, logits backend.Buffer, params []backend.Sa
 	if !(len(out) <= l.tokens) {
 		broken("%d tokens to sample from %d rows", len(out), l.tokens)
 	}
-	n := min(ceil(l.width, 2048), maxShares)
-	b.launch(kArgmaxShares, dim(n, len(out), 1), 256, 0, ptr(s.values), ptr(s.places), ptr(l.ptr), i32(l.width), i32(l.width))
-	b.launch(kArgmaxMerge, dim(len(out), 1, 1), 256, 0, ptr(s.found), ptr(s.values), ptr(s.places), i32(n))
-	if !allGreedy(params) {
-		if err := b.draw(l, params); err != nil {
+	b.atRest()
+	wanted := phasesOf(params)
+	if wanted[byIndex] {
+		if !(l.width <= maxVocab) {
+			broken("a vocabulary of %d, at most %d can be drawn from", l.width, maxVocab)
+		}
+		if err := b.growDraws(len(params)); err != nil {
 			return err
 		}
+		s.draws.write(params, l.width)
 	}
-	b.list.Download(s.host[:len(out)*8], s.found)
+	if b.again == 0 {
+		n := min(ceil(l.width, 2048), maxShares)
+		b.launch(kArgmaxShares, dim(n, len(out), 1), 256, 0, ptr(s.values), ptr(s.places), ptr(l.ptr), i32(l.width), i32(l.width))
+		b.launch(kArgmaxMerge, dim(len(out), 1, 1), 256, 0, ptr(s.found), ptr(s.values), ptr(s.places), i32(n))
+		if wanted[byIndex] {
+			b.draw(l, len(out), wanted)
+		}
+		b.list.Download(s.host[:len(out)*8], s.found)
+	}
 	if err := b.flush(true); err != nil {
 		return err
 	}

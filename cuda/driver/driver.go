@@ -168,24 +168,6 @@ func (l *List) Copy(dst, src Ptr, bytes int64) {
 	}
 }
 
-// Equal says whether two lists would do the same.
-func (l *List) Equal(m *List) bool {
-	if len(l.Commands) != len(m.Commands) || len(l.Args) != len(m.Args) {
-		return false
-	}
-	for i := range l.Args {
-		if l.Args[i] != m.Args[i] {
-			return false
-		}
-	}
-	for i := range l.Commands {
-		if l.Commands[i] != m.Commands[i] {
-			return false
-		}
-	}
-	return true
-}
-
 // Clone is a copy that shares no memory.
 func (l *List) Clone() *List {
 	return &List{Commands: append([]Command(nil), l.Commands...), Args: append([]uint64(nil), l.Args...)}

@@ -279,3 +279,19 @@ type Backend interface {
 	// Close frees everything. The backend must not be used afterwards.
 	Close() error
 }
+
+// Repeater is a Backend that keeps the ops of a step, and can run them for the next
+// step of that form without being called for each.
+type Repeater interface {
+	Backend
+	// Repeat is Begin for a caller whose ops, up to Sample, follow from the number of
+	// the step's tokens, of its rows and of want alone: the same ops, with the same
+	// arguments, but that a Gather has the tokens want. Sample then has these params.
+	//
+	// If it returns true, the backend has the ops: Sample comes next, and nothing
+	// before. If it returns false, the caller goes through them. Either way the
+	// results are the same, bit for bit.
+	//
+	// The caller is told from others by ==. The backend may keep it until Close.
+	Repeat(caller any, step *Step, want []int32, params []Sampling) bool
+}

@@ -21,6 +21,7 @@ type Size struct {
 // Network is a model on a backend: weights, state and activations.
 type Network struct {
 	b        backend.Backend
+	repeater backend.Repeater // b, if it is one
 	cfg      *Config
 	embed    backend.Matrix
 	layers   []layer
@@ -96,13 +97,34 @@ func Load(ck *Checkpoint, b backend.Backend, size Size) (*Network, error) {
 	if l.err != nil {
 		return nil, fmt.Errorf("load %s: %w", ck.Name, l.err)
 	}
+	net.repeater, _ = b.(backend.Repeater)
 	return net, nil
 }
 
 // Run computes one step; see the engine's Runner.
 func (net *Network) Run(_ context.Context, step *backend.Step, want, out []int32, params []backend.Sampling) error {
-	b, n := net.b, len(step.Tokens)
-	b.Begin(step)
+	net.lastWant = len(want)
+	if !net.begin(step, want, params) {
+		net.forward(len(step.Tokens), want)
+	}
+	// Without a token to draw it only waits, so that a failure belongs to this step.
+	return net.b.Sample(out, net.logits, params)
+}
+
+// begin says whether the backend knows what forward does for such a step. What is
+// traced is done.
+func (net *Network) begin(step *backend.Step, want []int32, params []backend.Sampling) bool {
+	if net.repeater == nil || net.trace != nil {
+		net.b.Begin(step)
+		return false
+	}
+	return net.repeater.Repeat(net, step, want, params)
+}
+
+// forward is the model, up to the logits. It must follow from its arguments alone,
+// see [backend.Repeater].
+func (net *Network) forward(n int, want []int32) {
+	b := net.b
 	b.Embed(net.x, net.embed)
 	net.stage("embed", net.x, n)
 	for i := range net.layers {
@@ -113,14 +135,10 @@ func (net *Network) Run(_ context.Context, step *backend.Step, want, out []int32
 		b.Linear(net.x, net.mlp, n, l.down, backend.LinearOptions{Epilogue: backend.Add})
 		net.stage(l.mlpStage, net.x, n)
 	}
-	net.lastWant = len(want)
-	if len(want) == 0 {
-		// Nothing is drawn; wait, so that a failure belongs to this step.
-		return b.Sample(nil, net.logits, nil)
+	if len(want) > 0 {
+		b.Gather(net.sampled, net.x, want)
+		b.Linear(net.logits, net.sampled, len(want), net.head, backend.LinearOptions{Norm: &net.norm})
 	}
-	b.Gather(net.sampled, net.x, want)
-	b.Linear(net.logits, net.sampled, len(want), net.head, backend.LinearOptions{Norm: &net.norm})
-	return b.Sample(out, net.logits, params)
 }
 
 // ResetSlot clears a state slot for a new sequence.
