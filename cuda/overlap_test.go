@@ -147,27 +147,39 @@ func TestEveryFailureMeanwhile(t *testing.T) {
 // TestFailedStartIsSticky: after a step that could not be started nothing is asked of
 // the device, and every further step returns the failure.
 func TestFailedStartIsSticky(t *testing.T) {
-	dev := fake.New()
-	b, err := New(dev)
-	require.NoError(t, err)
-	buf, err := b.NewBuffer(1, 4)
-	require.NoError(t, err)
-	calls := 0
-	sample := func() error {
-		b.Begin(&backend.Step{Tokens: []int32{0}, Rows: []backend.Row{{Count: 1}}, Meanwhile: func() { calls++ }})
-		return b.Sample(make([]int32, 1), buf, make([]backend.Sampling, 1))
+	for _, c := range []struct {
+		name  string
+		well  int // steps before
+		again bool
+	}{
+		{"as a list", 0, false},
+		{"repeated", 2, true}, // noted, captured
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dev := fake.New()
+			b, err := New(dev)
+			require.NoError(t, err)
+			buf, err := b.NewBuffer(1, 4)
+			require.NoError(t, err)
+			calls, params := 0, make([]backend.Sampling, 1)
+			step := &backend.Step{Tokens: []int32{0}, Rows: []backend.Row{{Count: 1}}, Meanwhile: func() { calls++ }}
+			sample := func(again bool) error {
+				require.Equal(t, again, b.Repeat(t, step, []int32{0}, params))
+				return b.Sample(make([]int32, 1), buf, params)
+			}
+			for range c.well {
+				require.NoError(t, sample(false))
+			}
+			dev.FailAt = dev.Count() + 1
+			require.ErrorIs(t, sample(c.again), fake.ErrInjected)
+			runs := dev.Runs + dev.Graphs
+			require.ErrorIs(t, sample(false), fake.ErrInjected)
+			require.Equal(t, []int{runs, c.well}, []int{dev.Runs + dev.Graphs, calls})
+			require.NoError(t, b.Close())
+			require.Empty(t, dev.Leaks())
+			require.Empty(t, dev.Misuses)
+		})
 	}
-	for range 3 { // with what was left to be done, then noted, then captured
-		require.NoError(t, sample())
-	}
-	dev.FailAt = dev.Count() + 1
-	require.ErrorIs(t, sample(), fake.ErrInjected)
-	runs := dev.Runs + dev.Graphs
-	require.ErrorIs(t, sample(), fake.ErrInjected)
-	require.Equal(t, []int{runs, 3}, []int{dev.Runs + dev.Graphs, calls})
-	require.NoError(t, b.Close())
-	require.Empty(t, dev.Leaks())
-	require.Empty(t, dev.Misuses)
 }
 
 // TestUseMeanwhile: to use the backend while the device computes a step is a defect
@@ -256,7 +268,7 @@ func TestMeanwhileAllocatesNothing(t *testing.T) {
 		}
 	}
 	for range 3 {
-		step() // noted, captured, launched
+		step() // with the reset of its slot, noted, captured
 	}
 	require.Zero(t, testing.AllocsPerRun(40, step))
 	require.Equal(t, 3+41, calls)
