@@ -168,8 +168,8 @@
 // The model's shape tells the bytes and the arithmetic of every step; with the
 // bandwidth and the arithmetic peak measured in the session, each step has a
 // floor: the longer of bytes ÷ bandwidth and operations ÷ peak, the peak being that
-// of linears; what little else there is may be slower, and the ceiling too high. The ceiling of a
-// ratio is the floor of the serial arm's work (prefill included) over that of the
+// of linears and attention; what little else there is may be slower, and the ceiling
+// too high. The ceiling of a ratio is the floor of the serial arm's work (prefill included) over that of the
 // batch arm's, its prompts all in one step. A target above the ceiling is
 // called unreachable on this machine, and is not passed for that.
 //

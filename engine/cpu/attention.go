@@ -13,6 +13,8 @@ const (
 	splitPositions = splitGroups * groupPositions
 	unitRows       = 8
 	unitCost       = 4 // of norms, rotation and gate, in groups
+
+	dotRowWords = 128 // pairs in a row of rounded queries, or of rounded weights of a split
 )
 
 // attentionTask is one attention layer over a step.
@@ -29,9 +31,10 @@ const (
 // lie across two shares or more: then each worker computes the splits that
 // begin in its share, and the worker that has the first split merges them all.
 type attentionTask struct {
-	b *Backend
-	k *mixerKernels
-	c *kvCache
+	b    *Backend
+	k    *mixerKernels
+	c    *kvCache
+	dots bool // queries and weights are rounded to bf16, see Precision
 	// Groups that keys and values are fetched before their use, by instruction.
 	ahead, aheadInRun int
 	workers           []attentionWorker
@@ -52,8 +55,9 @@ type attentionTask struct {
 type attentionWorker struct {
 	heads []float32 // queries, normed and rotated [rows][dims]
 	zeros []float32 // [dims]
-	q     []float32 // queries, scaled [dims][rows]
+	q     []float32 // queries, scaled [dims][rows], or rounded [rows][dotRowWords]
 	p     []float32 // scores, then weights [rows][splitPositions]
+	pairs []float32 // weights, rounded [rows][dotRowWords]
 	acc   partial
 	part  partial
 	a, b  [unitRows]float32
@@ -84,6 +88,7 @@ func (u *unit) splits() int { return (u.groups + splitGroups - 1) / splitGroups 
 
 func (t *attentionTask) init(b *Backend, c *kvCache) (err error) {
 	t.b, t.k, t.c = b, mixersFor(b.isa), c
+	t.dots = b.precision == BF16 && c.spec.DType == backend.BF16 && c.pairs <= dotRowWords
 	groups := func(bytes int) int { return min(splitGroups, (bytes+c.keyBytes/2)/c.keyBytes) }
 	t.ahead, t.aheadInRun = groups(b.kernels.many.far), groups(b.kernels.few.far)
 	floats := func(n int) []float32 {
@@ -99,8 +104,8 @@ func (t *attentionTask) init(b *Backend, c *kvCache) (err error) {
 	for i := range t.workers {
 		w := &t.workers[i]
 		dims := roundUp(c.spec.HeadDim, 4)
-		w.heads, w.zeros, w.q = floats(unitRows*dims), floats(dims), floats(dims*unitRows)
-		w.p = floats(unitRows * splitPositions)
+		w.heads, w.zeros, w.q = floats(unitRows*dims), floats(dims), floats(max(dims, dotRowWords)*unitRows)
+		w.p, w.pairs = floats(unitRows*splitPositions), floats(unitRows*dotRowWords)
 		w.acc.acc, w.part.acc = floats(size), floats(size)
 		if i < len(t.workers)-1 { // not touched, and so not resident, until a context is that long
 			w.cut = make([]partial, splits)
@@ -329,6 +334,12 @@ func (t *attentionTask) queries(w *attentionWorker, u *unit) {
 		token, head := t.place(u, r)
 		t.rotated(w.heads[r*padded:][:dim], t.in.row(token)[head*t.queryStride:][:dim], t.a.QNorm, t.position(u, r))
 	}
+	if t.dots {
+		for r := range u.queries {
+			t.b.kernels.scaleRound(&w.q[r*dotRowWords], &w.heads[r*padded], &w.zeros[0], dim, t.a.Scale, 1)
+		}
+		return
+	}
 	if scale := t.a.Scale; u.queries%4 == 0 {
 		for r := 0; r < u.queries; r += 4 {
 			t.b.kernels.packNorm4(&w.q[r], u.queries, &w.heads[r*padded], padded, padded, &w.zeros[0], 1, scale, scale, scale, scale)
@@ -345,8 +356,11 @@ func (t *attentionTask) queries(w *attentionWorker, u *unit) {
 // split attends to one split of the context.
 func (t *attentionTask) split(w *attentionWorker, u *unit, s int, out *partial) {
 	c, layer, blocks := t.c, t.a.Layer, t.b.step.Rows[u.row].Blocks
-	scores, mix := t.k.scoresF32[u.queries-1], t.k.mixF32[u.queries-1]
-	if c.spec.DType == backend.BF16 {
+	scores, mix, weights := t.k.scoresF32[u.queries-1], t.k.mixF32[u.queries-1], w.p
+	switch {
+	case t.dots:
+		scores, mix, weights = t.k.scoresDots[u.queries-1], t.k.mixDots[u.queries-1], w.pairs
+	case c.spec.DType == backend.BF16:
 		scores, mix = t.k.scoresBF16[u.queries-1], t.k.mixBF16[u.queries-1]
 	}
 	lo := s * splitGroups
@@ -372,10 +386,13 @@ func (t *attentionTask) split(w *attentionWorker, u *unit, s int, out *partial) 
 		last, lane := c.place(t.position(u, r))
 		t.mask(p, lo, last, lane)
 		out.sum[r] = t.k.softmax(&p[0], len(p), &out.max[r])
+		if t.dots {
+			t.b.kernels.round(&w.pairs[r*dotRowWords], &p[0], len(p))
+		}
 	}
 
 	clear(out.acc[:c.chunks*u.queries*chunkDims])
-	mix(&out.acc[0], &w.reads[groups], groups, &w.p[0], c.chunks, ahead)
+	mix(&out.acc[0], &w.reads[groups], groups, &weights[0], c.chunks, ahead)
 }
 
 // mask sets to −Inf the lanes that hold no position, and those of positions

@@ -43,8 +43,7 @@ func (t *linearTask) roundRows(x []float32, lo, hi int) {
 	}
 }
 
-// dotsGeneric computes what VDPBF16PS does: the second product of a pair is
-// added first, each sum is rounded, and what is subnormal is zero.
+// dotsGeneric computes with addDot.
 func dotsGeneric() (t [maxTileRows]dotKernel) {
 	for i := range t {
 		rows := i + 1
@@ -63,12 +62,18 @@ func dotsGeneric() (t [maxTileRows]dotKernel) {
 
 func dotGenericRow(acc *[panelOutputs]float32, w [][panelOutputs]uint32, x []uint32) {
 	for i := range w {
-		x0, x1 := flush(math.Float32frombits(x[i]<<16)), flush(math.Float32frombits(x[i]&0xffff0000))
 		for o, pair := range &w[i] {
-			w0, w1 := flush(math.Float32frombits(pair<<16)), flush(math.Float32frombits(pair&0xffff0000))
-			acc[o] = flush(fma(x0, w0, flush(fma(x1, w1, flush(acc[o])))))
+			addDot(&acc[o], pair, x[i])
 		}
 	}
+}
+
+// addDot adds the products of two pairs of bf16 as VDPBF16PS does: that of the
+// second of each first, each sum is rounded, and what is subnormal is zero.
+func addDot(sum *float32, x, y uint32) {
+	x0, x1 := flush(math.Float32frombits(x<<16)), flush(math.Float32frombits(x&0xffff0000))
+	y0, y1 := flush(math.Float32frombits(y<<16)), flush(math.Float32frombits(y&0xffff0000))
+	*sum = flush(fma(x0, y0, flush(fma(x1, y1, flush(*sum)))))
 }
 
 // flush makes subnormal numbers zero.

@@ -41,6 +41,54 @@ func tileDotsRows11(acc *float32, w *byte, x *float32, stride int, pairs int, pa
 func tileDotsRows12(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
+func scoresDotsRows1(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func mixDotsRows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+
+//go:noescape
+func scoresDotsRows2(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func mixDotsRows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+
+//go:noescape
+func scoresDotsRows3(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func mixDotsRows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+
+//go:noescape
+func scoresDotsRows4(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func mixDotsRows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+
+//go:noescape
+func scoresDotsRows5(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func mixDotsRows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+
+//go:noescape
+func scoresDotsRows6(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func mixDotsRows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+
+//go:noescape
+func scoresDotsRows7(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func mixDotsRows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+
+//go:noescape
+func scoresDotsRows8(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func mixDotsRows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+
+//go:noescape
 func roundDots(dst *float32, x *float32, n int)
 
 //go:noescape

@@ -113,6 +113,60 @@ func TestDotsAreGeneric(t *testing.T) {
 	}
 }
 
+// TestAttentionDotsAreGeneric compares bits for every number of rows, and odd and
+// even numbers of pairs and chunks, with values of every kind.
+func TestAttentionDotsAreGeneric(t *testing.T) {
+	const seed = 5
+	t.Logf("seed %d", seed)
+	dotSets(t)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for rows := 1; rows <= unitRows; rows++ {
+		for trial := range 40 {
+			draw := func() float32 {
+				x, y := rng.Float32()-0.5, rng.Float32()-0.5
+				if trial%2 == 0 {
+					x, y = anyFloat(rng), anyFloat(rng)
+				}
+				return math.Float32frombits(math.Float32bits(x)&0xffff0000 | math.Float32bits(y)>>16)
+			}
+			words := func(n int) []float32 {
+				x := make([]float32, n)
+				for i := range x {
+					x[i] = draw()
+				}
+				return x
+			}
+			pairs, chunks, groups, ahead := 1+rng.IntN(40), 1+rng.IntN(16), 1+rng.IntN(3), rng.IntN(3)
+			list := func(size int) **byte {
+				list := make([]*byte, groups+ahead)
+				for i := range list {
+					list[i] = (*byte)(unsafe.Pointer(&words(size)[0]))
+				}
+				return &list[0]
+			}
+			k, v := list(pairs*groupPositions), list(chunks*chunkDims*groupPositions/2)
+			q, p := words(rows*dotRowWords), words(rows*dotRowWords)
+			for name, op := range map[string]struct {
+				start guarded
+				run   func(k *mixerKernels, x *float32)
+			}{
+				"scores": {newGuarded(rows * splitPositions), func(m *mixerKernels, x *float32) { m.scoresDots[rows-1](x, k, groups, &q[0], pairs, ahead) }},
+				"mix":    {randomGuarded(rng, chunks*chunkDims*rows, 1), func(m *mixerKernels, x *float32) { m.mixDots[rows-1](x, v, groups, &p[0], chunks, ahead) }},
+			} {
+				want, got := op.start.copy(), op.start.copy()
+				op.run(mixersGeneric, want.first())
+				op.run(mixersFor(AVX512), got.first())
+				for i, v := range got.x {
+					u := want.x[i]
+					require.True(t, math.Float32bits(u) == math.Float32bits(v) || u != u && v != v,
+						"%s of %d rows, %d pairs, %d chunks, %d groups: %d is %v, want %v", name, rows, pairs, chunks, groups, i, v, u)
+				}
+				require.True(t, got.intact())
+			}
+		}
+	}
+}
+
 // TestPrecision: auto is the fastest that is there, and what is not there is refused.
 func TestPrecision(t *testing.T) {
 	for _, isa := range Supported() {

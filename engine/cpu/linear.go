@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	blockPairs   = 128  // pairs of inputs in a block: 16 KB of bf16 weights, which stay in L1 for all rows
-	chunkRows    = 512  // rows that one pass over the weights serves: 512 KB of a block's inputs, in L2
+	blockPairs   = 512  // pairs of inputs in a block: 64 KB of bf16 weights, which stay in L2 for all rows
+	chunkRows    = 256  // rows that one pass over the weights serves: 512 KB of a block's inputs rounded to bf16, in L2
 	chunkPanels  = 4    // panels that share the inputs of a block
 	ownRowFloats = 8192 // up to so many inputs each worker packs for itself
 	tileFloats   = chunkPanels * chunkRows * panelOutputs

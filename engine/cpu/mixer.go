@@ -20,6 +20,11 @@ type mixerKernels struct {
 	// Both fetch as many bytes as they read from what is later in the list by ahead.
 	scoresBF16, scoresF32 [unitRows]func(s *float32, k **byte, groups int, q *float32, pairs, ahead int)
 	mixBF16, mixF32       [unitRows]func(acc *float32, v **byte, groups int, p *float32, chunks, ahead int)
+	// The same of a bf16 cache with queries and weights rounded to bf16, two products
+	// an instruction; nil where there are none. Rows of q and p are pairs, dotRowWords
+	// apart, and even and odd pairs of dims are summed apart.
+	scoresDots [unitRows]func(s *float32, k **byte, groups int, q *float32, pairs, ahead int)
+	mixDots    [unitRows]func(acc *float32, v **byte, groups int, p *float32, chunks, ahead int)
 	// softmax replaces n scores, a multiple of 16, by their exponentials relative
 	// to the largest; those of −Inf are zero. It returns their sum.
 	softmax func(p *float32, n int, max *float32) float32
@@ -77,6 +82,14 @@ var mixersGeneric = &mixerKernels{
 	mixF32: [...]func(*float32, **byte, int, *float32, int, int){
 		mixGeneric(1, loadF32), mixGeneric(2, loadF32), mixGeneric(3, loadF32), mixGeneric(4, loadF32),
 		mixGeneric(5, loadF32), mixGeneric(6, loadF32), mixGeneric(7, loadF32), mixGeneric(8, loadF32),
+	},
+	scoresDots: [...]func(*float32, **byte, int, *float32, int, int){
+		scoresDotsGeneric(1), scoresDotsGeneric(2), scoresDotsGeneric(3), scoresDotsGeneric(4),
+		scoresDotsGeneric(5), scoresDotsGeneric(6), scoresDotsGeneric(7), scoresDotsGeneric(8),
+	},
+	mixDots: [...]func(*float32, **byte, int, *float32, int, int){
+		mixDotsGeneric(1), mixDotsGeneric(2), mixDotsGeneric(3), mixDotsGeneric(4),
+		mixDotsGeneric(5), mixDotsGeneric(6), mixDotsGeneric(7), mixDotsGeneric(8),
 	},
 	softmax:  softmaxGeneric,
 	merge:    mergeGeneric,
@@ -149,6 +162,45 @@ func mixGeneric(rows int, load func(p *byte, i int, even, odd *lanes16)) func(ac
 					for lane := range sum {
 						x := fma(w0[lane], weights[0], sum[lane])
 						sum[lane] = fma(w1[lane], weights[1], x)
+					}
+				}
+			}
+		}
+	}
+}
+
+func scoresDotsGeneric(rows int) func(s *float32, k **byte, groups int, q *float32, pairs, ahead int) {
+	return func(s *float32, k **byte, groups int, q *float32, pairs, _ int) {
+		qs := unsafe.Slice((*uint32)(unsafe.Pointer(q)), (rows-1)*dotRowWords+pairs)
+		out := unsafe.Slice(s, (rows-1)*splitPositions+groups*groupPositions)
+		for g, keys := range unsafe.Slice(k, groups) {
+			ks := unsafe.Slice((*[groupPositions]uint32)(unsafe.Pointer(keys)), pairs)
+			for r := range rows {
+				var sums [2]lanes16 // of even and odd pairs
+				for i := range ks {
+					for lane := range sums[i%2] {
+						addDot(&sums[i%2][lane], ks[i][lane], qs[r*dotRowWords+i])
+					}
+				}
+				for lane, even := range sums[0] {
+					out[r*splitPositions+g*groupPositions+lane] = even + sums[1][lane]
+				}
+			}
+		}
+	}
+}
+
+func mixDotsGeneric(rows int) func(acc *float32, v **byte, groups int, p *float32, chunks, ahead int) {
+	const positions = groupPositions / 2 // pairs
+	return func(acc *float32, v **byte, groups int, p *float32, chunks, _ int) {
+		sums := unsafe.Slice((*lanes16)(unsafe.Pointer(acc)), chunks*rows)
+		ps := unsafe.Slice((*uint32)(unsafe.Pointer(p)), (rows-1)*dotRowWords+groups*positions)
+		for g, values := range unsafe.Slice(v, groups) {
+			vs := unsafe.Slice((*[chunkDims]uint32)(unsafe.Pointer(values)), chunks*positions)
+			for i := range vs {
+				for r := range rows {
+					for lane := range vs[i] {
+						addDot(&sums[i/positions*rows+r][lane], vs[i][lane], ps[r*dotRowWords+g*positions+i%positions])
 					}
 				}
 			}

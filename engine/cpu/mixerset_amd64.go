@@ -62,6 +62,14 @@ var mixersAVX512 = &mixerKernels{
 		mixF32AVX512Rows1, mixF32AVX512Rows2, mixF32AVX512Rows3, mixF32AVX512Rows4,
 		mixF32AVX512Rows5, mixF32AVX512Rows6, mixF32AVX512Rows7, mixF32AVX512Rows8,
 	},
+	scoresDots: [...]func(*float32, **byte, int, *float32, int, int){
+		scoresDotsRows1, scoresDotsRows2, scoresDotsRows3, scoresDotsRows4,
+		scoresDotsRows5, scoresDotsRows6, scoresDotsRows7, scoresDotsRows8,
+	},
+	mixDots: [...]func(*float32, **byte, int, *float32, int, int){
+		mixDotsRows1, mixDotsRows2, mixDotsRows3, mixDotsRows4,
+		mixDotsRows5, mixDotsRows6, mixDotsRows7, mixDotsRows8,
+	},
 	softmax:  softmaxAVX512,
 	merge:    mergeAVX512,
 	pairs:    pairsAVX512,

@@ -2,19 +2,19 @@ package cpu
 
 import "fmt"
 
-// Precision is what Linear multiplies in where the weights are bf16. Sums are
-// float32 always.
+// Precision is what Linear multiplies in where the weights are bf16, and Attention
+// where the KV cache is. Sums are float32 always.
 type Precision uint8
 
 const (
 	// AutoPrecision is BF16 where the CPU has an instruction for it, else F32.
 	AutoPrecision Precision = iota
-	// F32 widens weights and multiplies float32 inputs.
+	// F32 widens weights, keys and values, and multiplies them by float32.
 	F32
 	// BF16 rounds inputs to bf16, after their norm, and adds exact products, as
-	// PyTorch and llama.cpp do with bf16 weights. It needs no widening, and on
-	// Zen 4 does twice the arithmetic of F32 in the same time. Subnormal numbers are
-	// zero.
+	// PyTorch and llama.cpp do with bf16 weights; so it does with queries and with
+	// the softmax's weights, as PyTorch does. It needs no widening, and on Zen 4 does
+	// twice the arithmetic of F32 in the same time. Subnormal numbers are zero.
 	BF16
 )
 

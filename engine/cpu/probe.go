@@ -69,15 +69,15 @@ func (b *Backend) measureBandwidth(bytes int) (float64, error) {
 }
 
 // MeasurePeakFLOPs keeps the multipliers of all workers busy from registers, in
-// the precision that Linear multiplies bf16 weights in, and returns the best of
+// the precision that Linear and Attention multiply in, and returns the best of
 // several runs in operations a second: a fused multiply-add counts as two. The
 // backend must be idle.
 func (b *Backend) MeasurePeakFLOPs() (perSecond float64, err error) {
 	return b.measurePeak(b.peakRounds(), b.precision), nil
 }
 
-// MeasureF32PeakFLOPs is MeasurePeakFLOPs with float32 products, which all ops
-// but Linear do.
+// MeasureF32PeakFLOPs is MeasurePeakFLOPs with float32 products, which all other
+// ops do.
 func (b *Backend) MeasureF32PeakFLOPs() (perSecond float64, err error) {
 	return b.measurePeak(b.peakRounds(), F32), nil
 }

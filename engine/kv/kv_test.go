@@ -41,11 +41,32 @@ func TestPoolHistories(t *testing.T) {
 	})
 }
 
+// TestRuns: sequences that start one after another and grow by turns have
+// neighbouring blocks until all are used up.
+func TestRuns(t *testing.T) {
+	const sequences, blocks = 8, 16 // of each
+	pool := NewPool(5, sequences*blocks, 1)
+	tables := make([]Table, sequences)
+	for n := range blocks {
+		for i := range tables {
+			table := &tables[i]
+			require.NoError(t, pool.Reserve(table, 1))
+			pool.Advance(table, 1)
+			require.Equal(t, table.Blocks[0]+int32(n), table.Blocks[n], "sequence %d", i)
+		}
+	}
+	require.Zero(t, pool.Free())
+	pool.Release(&tables[3])
+	var long Table
+	require.NoError(t, pool.Reserve(&long, blocks), "also where a run has no room before it")
+	require.NoError(t, pool.Check(&tables[0], &tables[1], &tables[2], &tables[4], &tables[5], &tables[6], &tables[7], &long))
+}
+
 // TestCheckCatches proves that each broken invariant is found.
 func TestCheckCatches(t *testing.T) {
 	for name, breakIt := range map[string]func(p *Pool, a, b *Table){
 		"owned twice":    func(p *Pool, a, b *Table) { b.Blocks = append(b.Blocks, a.Blocks[0]) },
-		"owned and free": func(p *Pool, a, _ *Table) { p.free = append(p.free, a.Blocks[0]) },
+		"owned and free": func(p *Pool, a, _ *Table) { p.used[a.Blocks[0]] = false; p.free++ },
 		"lost":           func(_ *Pool, a, _ *Table) { a.Blocks = a.Blocks[:1]; a.Len = 0 },
 		"overfull":       func(_ *Pool, a, _ *Table) { a.Len = 9 },
 	} {

@@ -9,8 +9,8 @@ import (
 )
 
 // work is what an op has to do at least: bytes that move between memory and
-// the cores, arithmetic in float32, and that of linears, which may be in another
-// precision; a multiply-add is two.
+// the cores, arithmetic in float32, and products of linears and attention, which may
+// be in another precision; a multiply-add is two.
 type work struct{ bytes, flops, products float64 }
 
 func (w *work) add(v work) {
@@ -26,7 +26,7 @@ func (w work) arithmetic(m machine) float64 { return w.flops/m.peak + w.products
 func (w work) floor(m machine) float64 { return max(w.bytes/m.bandwidth, w.arithmetic(m)) }
 
 // machine is what was measured of it: bytes/s, and operations/s of float32 and
-// of a linear's products.
+// of products.
 type machine struct{ bandwidth, peak, products float64 }
 
 // op is one kind of op of a model: the layers share it.
@@ -198,7 +198,7 @@ func (m *meter) Attention(dst, qkv backend.Buffer, a *backend.Attention, cache b
 		r := &m.step.Rows[i]
 		before, tokens := float64(r.Start), float64(r.Count)
 		least.bytes += (before + tokens + tokens) * position // read the context, write what is new
-		least.flops += 4 * float64(a.Heads*a.HeadDim) * (tokens*before + tokens*(tokens+1)/2)
+		least.products += 4 * float64(a.Heads*a.HeadDim) * (tokens*before + tokens*(tokens+1)/2)
 	}
 	for _, n := range []*backend.Norm{a.QNorm, a.KNorm} {
 		if n != nil {

@@ -31,7 +31,7 @@ func (s *stand) writeHead(out io.Writer, results [][]round) {
 	peak := func(r *round) float64 { return r.machine.peak / 1e9 }
 	products := func(r *round) float64 { return r.machine.products / 1e9 }
 	fmt.Fprintf(out, "%s in %v on %s (%s)\n", s.ck.Name, s.ck.DType(), s.cpu.Describe(), cpuid.CPU.BrandName)
-	fmt.Fprintf(out, "streaming read %s GB/s, multiply-add peak %s GFLOP/s, of linears %s, measured in every round\n",
+	fmt.Fprintf(out, "streaming read %s GB/s, multiply-add peak %s GFLOP/s, of linears and attention %s, measured in every round\n",
 		spread(all, bandwidth), spread(all, peak), spread(all, products))
 	fmt.Fprintln(out, "floor of an op: its bytes at that bandwidth or its arithmetic at that peak, whichever takes longer; of a step: the sum over its ops, which run one after another")
 	if l3 := cpuid.CPU.Cache.L3; l3 > 0 && s.meter.weights < 4*l3 {

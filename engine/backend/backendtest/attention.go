@@ -183,10 +183,17 @@ func (h *harness) attend(r *attentionRun, copy int, p plan) []output {
 	})
 }
 
+func (h *harness) attentionTolerance(c *attentionCase) func(prompt bool) float64 {
+	if !c.bf16 {
+		return h.tolerance(0)
+	}
+	return h.tolerance(h.opt.AttentionTolerance)
+}
+
 func (h *harness) attention(c *attentionCase) {
 	h.Helper()
 	r := h.openAttention(c, 1)
-	h.nearAll(c.String(), h.attend(r, 0, h.randomPlan(r.seqs)), r.want, h.opt.PromptTolerance)
+	h.nearAll(c.String(), h.attend(r, 0, h.randomPlan(r.seqs)), r.want, h.attentionTolerance(c))
 }
 
 // testAttention: head dims, groups of queries, block sizes, contexts of every
@@ -224,7 +231,7 @@ func testAttention(h *harness) {
 		c := h.attentionCase(2, 1, []int{64, 16}[i])
 		c.blockSize, c.lengths = 16, []int{[]int{300, 1100}[i]}
 		r := h.openAttention(c, 1)
-		h.nearAll(c.String(), h.attend(r, 0, chunked(r.seqs, 128)), r.want, h.opt.PromptTolerance)
+		h.nearAll(c.String(), h.attend(r, 0, chunked(r.seqs, 128)), r.want, h.attentionTolerance(c))
 	})
 }
 
@@ -247,7 +254,7 @@ func testAttentionInvariance(h *harness) {
 		}
 		seqs := r.seqs[:len(c.lengths)]
 		whole := h.attend(r, 3, chunked(seqs, 1000))
-		h.nearAll(c.String(), whole, r.want, h.opt.PromptTolerance)
+		h.nearAll(c.String(), whole, r.want, h.attentionTolerance(c))
 		for _, size := range []int{1, 7, 16} {
 			parts := h.attend(r, 3, chunked(seqs, size))
 			for s := range parts {

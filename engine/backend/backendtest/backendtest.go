@@ -27,13 +27,14 @@ import (
 // Options say what a backend promises less than the contract's best. The zero
 // value is the strictest.
 type Options struct {
-	Tolerance       float64 // relative to the size of the terms of a result; default 1e-5
-	LinearTolerance float64 // of Linear; default Tolerance, or PromptTolerance
-	PromptTolerance float64 // of rows that are part of a prompt; default Tolerance
-	DeltaTolerance  float64 // of prompt rows in the gated delta rule; default PromptTolerance
-	DeltaBlock      int     // prompt chunks of its multiples yield the same bits of the gated delta rule, others are within the tolerance; default 1
-	Allocates       bool    // ops allocate on the Go heap
-	Stride          int     // take every n-th case of each sweep, for slow backends; default 1
+	Tolerance          float64 // relative to the size of the terms of a result; default 1e-5
+	LinearTolerance    float64 // of Linear; default Tolerance, or PromptTolerance
+	AttentionTolerance float64 // of Attention over a bf16 cache; default Tolerance, or PromptTolerance
+	PromptTolerance    float64 // of rows that are part of a prompt; default Tolerance
+	DeltaTolerance     float64 // of prompt rows in the gated delta rule; default PromptTolerance
+	DeltaBlock         int     // prompt chunks of its multiples yield the same bits of the gated delta rule, others are within the tolerance; default 1
+	Allocates          bool    // ops allocate on the Go heap
+	Stride             int     // take every n-th case of each sweep, for slow backends; default 1
 }
 
 // Run tests that the backend keeps the contract. Each test opens a backend of
@@ -113,15 +114,22 @@ func (h *harness) sweep(first, last int, f func(i int)) {
 	}
 }
 
-// linearTolerance is for what Linear yields.
+// tolerance is what an op promises for rows of prompts and for others, given what
+// it promises for all of them, if anything.
+func (h *harness) tolerance(all float64) func(prompt bool) float64 {
+	return func(prompt bool) float64 {
+		switch {
+		case all > 0:
+			return all
+		case prompt:
+			return h.opt.PromptTolerance
+		}
+		return h.opt.Tolerance
+	}
+}
+
 func (h *harness) linearTolerance(prompt bool) float64 {
-	if h.opt.LinearTolerance > 0 {
-		return h.opt.LinearTolerance
-	}
-	if prompt {
-		return h.opt.PromptTolerance
-	}
-	return h.opt.Tolerance
+	return h.tolerance(h.opt.LinearTolerance)(prompt)
 }
 
 // normal draws n numbers of the given size.

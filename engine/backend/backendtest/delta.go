@@ -127,6 +127,14 @@ func (h *harness) advance(r *deltaRun, copy int, p plan) []output {
 	})
 }
 
+// deltaTolerance is for what GatedDelta yields.
+func (h *harness) deltaTolerance(prompt bool) float64 {
+	if prompt {
+		return h.opt.DeltaTolerance
+	}
+	return h.opt.Tolerance
+}
+
 // testGatedDelta: heads, dims and taps, with ragged steps that leave out some
 // sequences, whose state must wait for them.
 func testGatedDelta(h *harness) {
@@ -139,19 +147,19 @@ func testGatedDelta(h *harness) {
 		c := h.deltaCase(s[0], s[1], s[2], s[3], 2+i/len(shapes))
 		c.lengths = []int{1 + h.rng.IntN(30), 1 + h.rng.IntN(12), 1 + h.rng.IntN(4)}
 		r := h.openDelta(c, 1)
-		h.nearAll(c.String(), h.advance(r, 0, h.randomPlan(r.seqs)), r.want, h.opt.DeltaTolerance)
+		h.nearAll(c.String(), h.advance(r, 0, h.randomPlan(r.seqs)), r.want, h.deltaTolerance)
 	})
 	h.sweep(1, 70, func(n int) {
 		c := h.deltaCase(2, 4, 16, 16, 4)
 		c.lengths = []int{n}
 		r := h.openDelta(c, 1)
-		h.nearAll(c.String(), h.advance(r, 0, h.randomPlan(r.seqs)), r.want, h.opt.DeltaTolerance)
+		h.nearAll(c.String(), h.advance(r, 0, h.randomPlan(r.seqs)), r.want, h.deltaTolerance)
 	})
 	h.sweep(0, 0, func(int) { // a prompt of several chunks of any kernel
 		c := h.deltaCase(1, 2, 64, 64, 4)
 		c.lengths = []int{200}
 		r := h.openDelta(c, 1)
-		h.nearAll(c.String(), h.advance(r, 0, chunked(r.seqs, 1000)), r.want, h.opt.DeltaTolerance)
+		h.nearAll(c.String(), h.advance(r, 0, chunked(r.seqs, 1000)), r.want, h.deltaTolerance)
 	})
 }
 
@@ -175,11 +183,11 @@ func testGatedDeltaInvariance(h *harness) {
 			h.sameAll(fmt.Sprintf("%v: sequence %d alone", c, s), alone[s], batch[s])
 		}
 		whole := h.advance(r, 3, chunked(seqs, 1000))
-		h.nearAll(c.String(), whole, r.want, h.opt.DeltaTolerance)
+		h.nearAll(c.String(), whole, r.want, h.deltaTolerance)
 		for k, size := range sizes {
 			parts := h.advance(r, 4+k, chunked(seqs, size))
 			if size%h.opt.DeltaBlock != 0 {
-				h.nearAll(fmt.Sprintf("%v: in chunks of %d", c, size), parts, r.want, h.opt.DeltaTolerance)
+				h.nearAll(fmt.Sprintf("%v: in chunks of %d", c, size), parts, r.want, h.deltaTolerance)
 				continue
 			}
 			for s := range parts {

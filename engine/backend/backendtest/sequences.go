@@ -203,17 +203,13 @@ func (h *harness) replay(seqs []*sequence, p plan, outputs int, op func(dst, src
 
 // nearAll holds the output of each sequence to the ideal. What one position
 // stored all later ones read, so one prompt token loosens those after it.
-func (h *harness) nearAll(what string, got []output, want [][]ideal, promptTolerance float64) {
+func (h *harness) nearAll(what string, got []output, want [][]ideal, tolerance func(prompt bool) float64) {
 	h.Helper()
 	for i := range want {
 		prompt := false
 		for t := range want[i] {
 			prompt = prompt || got[i].prompt[t]
-			tolerance := h.opt.Tolerance
-			if prompt {
-				tolerance = promptTolerance
-			}
-			h.near(fmt.Sprintf("%s: sequence %d of %d tokens, position %d", what, i, len(want[i]), t), got[i].y[t], want[i][t], tolerance)
+			h.near(fmt.Sprintf("%s: sequence %d of %d tokens, position %d", what, i, len(want[i]), t), got[i].y[t], want[i][t], tolerance(prompt))
 		}
 	}
 }

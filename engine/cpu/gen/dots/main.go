@@ -37,6 +37,10 @@ func main() {
 	for rows := 1; rows <= maxRows; rows++ {
 		tile(rows)
 	}
+	for rows := 1; rows <= mostRows; rows++ {
+		scores(rows)
+		mix(rows)
+	}
 	round("roundDots", false)
 	round("scaleRoundDots", true)
 	multiply()
