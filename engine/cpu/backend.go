@@ -30,7 +30,7 @@ type Backend struct {
 	sample     sampleTask
 	sampler    *probeTask  // nil until memory was sampled
 	packed     []float32   // the input of Linear, packed for the kernels
-	packedRows [][]float32 // the same for one worker, when that is cheaper than a barrier
+	packedRows [][]float32 // the same for one worker, when that is cheaper than to share
 	tiles      [][]float32 // accumulators of each worker
 }
 

@@ -20,7 +20,7 @@ func dotWords(inputs int) int {
 
 // packDots normalises and rounds the inputs.
 func (t *linearTask) packDots(worker int) []float32 {
-	if t.n*t.words <= ownRowFloats { // sooner done than a barrier is passed
+	if t.n*t.words <= ownRowFloats { // sooner done than lines are fetched from another core
 		x := t.b.packedRows[worker]
 		t.roundRows(x, 0, t.n)
 		return x

@@ -9,10 +9,10 @@ import (
 )
 
 const (
-	blockPairs   = 512  // pairs of inputs in a block: 64 KB of bf16 weights, which stay in L2 for all rows
-	chunkRows    = 256  // rows that one pass over the weights serves: 512 KB of a block's inputs rounded to bf16, in L2
-	chunkPanels  = 4    // panels that share the inputs of a block
-	ownRowFloats = 8192 // up to so many inputs each worker packs for itself
+	blockPairs   = 512      // pairs of inputs in a block: 64 KB of bf16 weights, which stay in L2 for all rows
+	chunkRows    = 256      // rows that one pass over the weights serves: 512 KB of a block's inputs rounded to bf16, in L2
+	chunkPanels  = 4        // panels that share the inputs of a block
+	ownRowFloats = 64 << 10 // up to so many inputs each worker packs for itself
 	tileFloats   = chunkPanels * chunkRows * panelOutputs
 	fitsBytes    = 512 << 10
 )
@@ -200,7 +200,7 @@ func (t *linearTask) pack(worker int) []float32 {
 	if t.n == 1 && !t.normed && t.padded == t.m.inputs {
 		return t.src.x
 	}
-	if t.n*t.padded <= ownRowFloats { // sooner done than a barrier is passed
+	if t.n*t.padded <= ownRowFloats { // sooner done than lines are fetched from another core
 		x := t.b.packedRows[worker]
 		for g := range t.groups {
 			t.packGroup(x, g, 0, t.padded)

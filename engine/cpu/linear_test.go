@@ -273,6 +273,9 @@ func TestLinearTails(t *testing.T) {
 		for range 12 {
 			run(70, 2*2*blockPairs+3, 29)
 		}
+		for range 6 { // inputs that the workers share
+			run(33, 2*ownRowFloats/11+5, 12)
+		}
 		if isa == Generic { // what follows differs in the kernels alone
 			return
 		}
