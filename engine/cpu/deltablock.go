@@ -87,20 +87,15 @@ func (t *deltaTask) advanceBlock(w *deltaWorker, state, v []float32, stride int)
 	}
 }
 
-// packTokens normalises keys and queries, and appends the keys to those of
-// the block, [dims][16], after the first.
+// packTokens normalises keys and queries, and puts the keys behind the first ones
+// of the block.
 func (t *deltaTask) packTokens(w *deltaWorker, keys []float32, first, tokens int) {
 	dims, scale := t.s.dims, t.b.kernels.scale
 	for i := range tokens {
-		q, k := w.q[i*dims:][:dims], w.k[i*dims:][:dims]
-		scale(&q[0], &q[0], &w.zeros[0], dims, w.qInv[i], 1)
-		scale(&k[0], &k[0], &w.zeros[0], dims, w.kInv[i], 1)
-		for r, x := range k {
-			keys[r*deltaBlock+first+i] = x
-		}
-	}
-	for i := range tokens {
-		t.k.match(&w.block.pairs[i*deltaBlock], &keys[0], &w.k[i*dims], &w.q[i*dims], dims)
+		q, k := &w.q[i*dims], &w.k[i*dims]
+		scale(q, q, &w.zeros[0], dims, w.qInv[i], 1)
+		scale(k, k, &w.zeros[0], dims, w.kInv[i], 1)
+		t.k.match(&w.block.pairs[i*deltaBlock], &keys[0], k, q, dims, first+i)
 	}
 }
 
@@ -181,13 +176,15 @@ func weighGeneric(a, p, ratio, pairs, decay, beta *float32, first, tokens int) {
 	}
 }
 
-func matchGeneric(pairs, keys, k, q *float32, dims int) {
+func matchGeneric(pairs, keys, k, q *float32, dims, lane int) {
 	both := unsafe.Slice((*lanes16)(unsafe.Pointer(pairs)), deltaBlock+1)
 	kk, qk := &both[0], &both[deltaBlock]
 	*kk, *qk = lanes16{}, lanes16{}
 	ks, qs := unsafe.Slice(k, dims), unsafe.Slice(q, dims)
-	for i, row := range unsafe.Slice((*lanes16)(unsafe.Pointer(keys)), dims) {
-		for j, w := range &row {
+	rows := unsafe.Slice((*lanes16)(unsafe.Pointer(keys)), dims)
+	for i := range rows {
+		rows[i][lane] = ks[i]
+		for j, w := range &rows[i] {
 			kk[j] = fma(ks[i], w, kk[j])
 			qk[j] = fma(qs[i], w, qk[j])
 		}

@@ -37,8 +37,8 @@ type mixerKernels struct {
 	//
 	// pairs and product multiply w [dims][32] by all rows of kq: pairs its first
 	// 16 columns, into [32][16], product all, into [32][32].
-	// match makes one row each of the pairs k·k and q·k, 16 rows apart, with the
-	// keys [dims][16] of the block.
+	// match puts k into its lane of the keys [dims][16] of the block, and makes one row
+	// each of the pairs k·k and q·k with them, 16 rows apart.
 	// weigh makes rows of A and P from the pairs, and moves a row of D on by
 	// as many tokens, the first of which is given.
 	// solve finds d [16][32] of a tile from x = kqᵀS, and turns the values v into
@@ -48,7 +48,7 @@ type mixerKernels struct {
 	// fetches what is near bytes ahead in s.
 	// update is s = s·decay + k⊗d.
 	pairs, product func(x, kq, w *float32, dims int)
-	match          func(pairs, keys, k, q *float32, dims int)
+	match          func(pairs, keys, k, q *float32, dims, lane int)
 	weigh          func(a, p, ratio, pairs, decay, beta *float32, first, tokens int)
 	solve          func(v *float32, stride int, d, x, a, p, rise, beta, tail *float32)
 	token          func(v, s, k, q *float32, dims, tiles int, d, a, p *float32, earlier, near int, rise, beta float32)

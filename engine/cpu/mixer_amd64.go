@@ -119,7 +119,7 @@ func weighAVX2(a *float32, p *float32, ratio *float32, pairs *float32, decay *fl
 func solveAVX2(v *float32, stride int, d *float32, x *float32, a *float32, p *float32, rise *float32, beta *float32, tail *float32)
 
 //go:noescape
-func matchAVX2(pairs *float32, keys *float32, k *float32, q *float32, dims int)
+func matchAVX2(pairs *float32, keys *float32, k *float32, q *float32, dims int, lane int)
 
 //go:noescape
 func tokenAVX2(v *float32, s *float32, k *float32, q *float32, dims int, tiles int, d *float32, a *float32, p *float32, earlier int, near int, rise float32, beta float32)
@@ -257,7 +257,7 @@ func weighAVX512(a *float32, p *float32, ratio *float32, pairs *float32, decay *
 func solveAVX512(v *float32, stride int, d *float32, x *float32, a *float32, p *float32, rise *float32, beta *float32, tail *float32)
 
 //go:noescape
-func matchAVX512(pairs *float32, keys *float32, k *float32, q *float32, dims int)
+func matchAVX512(pairs *float32, keys *float32, k *float32, q *float32, dims int, lane int)
 
 //go:noescape
 func tokenAVX512(v *float32, s *float32, k *float32, q *float32, dims int, tiles int, d *float32, a *float32, p *float32, earlier int, near int, rise float32, beta float32)

@@ -4114,37 +4114,48 @@ tail:
 	VZEROUPPER
 	RET
 
-// func matchAVX2(pairs *float32, keys *float32, k *float32, q *float32, dims int)
+// func matchAVX2(pairs *float32, keys *float32, k *float32, q *float32, dims int, lane int)
 // Requires: AVX, AVX2, FMA3
-TEXT ·matchAVX2(SB), NOSPLIT, $0-40
-	MOVQ  keys+8(FP), AX
-	MOVQ  k+16(FP), CX
-	MOVQ  q+24(FP), DX
-	MOVQ  dims+32(FP), BX
-	MOVQ  pairs+0(FP), SI
-	VPXOR Y0, Y0, Y0
-	VPXOR Y1, Y1, Y1
-	VPXOR Y2, Y2, Y2
-	VPXOR Y3, Y3, Y3
+TEXT ·matchAVX2(SB), NOSPLIT, $0-48
+	MOVQ   keys+8(FP), AX
+	MOVQ   k+16(FP), CX
+	MOVQ   q+24(FP), DX
+	MOVQ   dims+32(FP), BX
+	MOVQ   pairs+0(FP), SI
+	MOVQ   lane+40(FP), R8
+	LEAQ   units<>+60(SB), DI
+	SHLQ   $0x02, R8
+	SUBQ   R8, DI
+	VPXOR  Y0, Y0, Y0
+	VPXOR  Y1, Y1, Y1
+	VPXOR  Y2, Y2, Y2
+	VCMPPS $0x04, (DI), Y0, Y3
+	VPXOR  Y4, Y4, Y4
+	VPXOR  Y5, Y5, Y5
+	VCMPPS $0x04, 32(DI), Y0, Y0
 
 dim:
-	VMOVUPS      (AX), Y4
-	VMOVUPS      32(AX), Y5
-	VBROADCASTSS (CX), Y6
-	VFMADD231PS  Y6, Y4, Y0
-	VFMADD231PS  Y6, Y5, Y2
-	VBROADCASTSS (DX), Y6
-	VFMADD231PS  Y6, Y4, Y1
-	VFMADD231PS  Y6, Y5, Y3
+	VMOVUPS      (AX), Y6
+	VMOVUPS      32(AX), Y7
+	VBROADCASTSS (CX), Y8
+	VBLENDVPS    Y3, Y8, Y6, Y6
+	VFMADD231PS  Y8, Y6, Y1
+	VBLENDVPS    Y0, Y8, Y7, Y7
+	VFMADD231PS  Y8, Y7, Y4
+	VMOVUPS      Y6, (AX)
+	VMOVUPS      Y7, 32(AX)
+	VBROADCASTSS (DX), Y8
+	VFMADD231PS  Y8, Y6, Y2
+	VFMADD231PS  Y8, Y7, Y5
 	ADDQ         $0x40, AX
 	ADDQ         $0x04, CX
 	ADDQ         $0x04, DX
 	DECQ         BX
 	JNZ          dim
-	VMOVUPS      Y0, (SI)
-	VMOVUPS      Y2, 32(SI)
-	VMOVUPS      Y1, 1024(SI)
-	VMOVUPS      Y3, 1056(SI)
+	VMOVUPS      Y1, (SI)
+	VMOVUPS      Y4, 32(SI)
+	VMOVUPS      Y2, 1024(SI)
+	VMOVUPS      Y5, 1056(SI)
 	VZEROUPPER
 	RET
 
@@ -4158,6 +4169,19 @@ TEXT ·tokenAVX2(SB), NOSPLIT, $0-96
 	MOVQ d+48(FP), SI
 
 tile:
+	MOVQ  earlier+72(FP), R8
+	MOVQ  SI, DI
+	TESTQ R8, R8
+	JZ    fetched
+
+fetch:
+	PREFETCHT0 (DI)
+	PREFETCHT0 64(DI)
+	ADDQ       $0x00000080, DI
+	DECQ       R8
+	JNZ        fetch
+
+fetched:
 	MOVQ  k+16(FP), DI
 	MOVQ  q+24(FP), R8
 	MOVQ  dims+32(FP), R9
@@ -7454,28 +7478,37 @@ half:
 	VZEROUPPER
 	RET
 
-// func matchAVX512(pairs *float32, keys *float32, k *float32, q *float32, dims int)
+// func matchAVX512(pairs *float32, keys *float32, k *float32, q *float32, dims int, lane int)
 // Requires: AVX, AVX512F
-TEXT ·matchAVX512(SB), NOSPLIT, $0-40
+TEXT ·matchAVX512(SB), NOSPLIT, $0-48
 	MOVQ   keys+8(FP), AX
 	MOVQ   k+16(FP), CX
 	MOVQ   q+24(FP), DX
 	MOVQ   dims+32(FP), BX
 	MOVQ   pairs+0(FP), SI
+	MOVQ   lane+40(FP), R8
+	LEAQ   units<>+60(SB), DI
+	SHLQ   $0x02, R8
+	SUBQ   R8, DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VCMPPS $0x04, (DI), Z0, K1
 
 dim:
-	VMOVUPS          (AX), Z2
-	VFMADD231PS.BCST (CX), Z2, Z0
-	VFMADD231PS.BCST (DX), Z2, Z1
+	VMOVUPS          (AX), Z0
+	VBROADCASTSS     (CX), Z3
+	VMOVAPS          Z3, K1, Z0
+	VFMADD231PS      Z3, Z0, Z1
+	VMOVUPS          Z0, (AX)
+	VFMADD231PS.BCST (DX), Z0, Z2
 	ADDQ             $0x40, AX
 	ADDQ             $0x04, CX
 	ADDQ             $0x04, DX
 	DECQ             BX
 	JNZ              dim
-	VMOVUPS          Z0, (SI)
-	VMOVUPS          Z1, 1024(SI)
+	VMOVUPS          Z1, (SI)
+	VMOVUPS          Z2, 1024(SI)
 	VZEROUPPER
 	RET
 
@@ -7489,6 +7522,19 @@ TEXT ·tokenAVX512(SB), NOSPLIT, $0-96
 	MOVQ d+48(FP), SI
 
 tile:
+	MOVQ  earlier+72(FP), R8
+	MOVQ  SI, DI
+	TESTQ R8, R8
+	JZ    fetched
+
+fetch:
+	PREFETCHT0 (DI)
+	PREFETCHT0 64(DI)
+	ADDQ       $0x00000080, DI
+	DECQ       R8
+	JNZ        fetch
+
+fetched:
 	MOVQ   k+16(FP), DI
 	MOVQ   q+24(FP), R8
 	MOVQ   dims+32(FP), R9

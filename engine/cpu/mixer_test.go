@@ -98,8 +98,12 @@ func TestMixerKernelsAreGeneric(t *testing.T) {
 		same("pairs of "+name, make([]float32, blockRows*deltaBlock), func(m *mixerKernels, x *float32) { m.pairs(x, &kq[0], &kq[0], dims) })
 		same("product of "+name, make([]float32, blockRows*deltaTile), func(m *mixerKernels, x *float32) { m.product(x, &kq[0], &s[0], dims) })
 		const square = deltaBlock * deltaBlock
-		keys, k, q := randomFloats(rng, dims*deltaBlock), randomFloats(rng, dims), randomFloats(rng, dims)
-		same("match of "+name, make([]float32, square+deltaBlock), func(m *mixerKernels, x *float32) { m.match(x, &keys[0], &k[0], &q[0], dims) })
+		k, q := randomFloats(rng, dims), randomFloats(rng, dims)
+		matched := append(randomFloats(rng, dims*deltaBlock), make([]float32, square+deltaBlock)...) // keys, then pairs
+		lane := rng.IntN(deltaBlock)
+		same(fmt.Sprintf("match of %s in lane %d", name, lane), matched, func(m *mixerKernels, x *float32) {
+			m.match(&unsafe.Slice(x, len(matched))[dims*deltaBlock], x, &k[0], &q[0], dims, lane)
+		})
 		pairs, decay, beta := randomFloats(rng, 2*square), randomFloats(rng, deltaBlock), randomFloats(rng, deltaBlock)
 		first := rng.IntN(deltaBlock)
 		tokens := 1 + rng.IntN(deltaBlock-first)

@@ -295,19 +295,44 @@ func solveNarrow(isa simd.ISA) {
 	JNZ(LabelRef("tail"))
 }
 
-// match multiplies one key and one query with the keys of a block, [dims][16].
+// match puts a key into its lane of a block's keys, [dims][16], and multiplies it
+// and its query with them all.
 func match(isa simd.ISA) {
-	text("match"+isa.Name, "func(pairs, keys, k, q *float32, dims int)")
+	text("match"+isa.Name, "func(pairs, keys, k, q *float32, dims, lane int)")
 	keys, k, q := Load(Param("keys"), GP64()), Load(Param("k"), GP64()), Load(Param("q"), GP64())
 	dims, pairs := Load(Param("dims"), GP64()), Load(Param("pairs"), GP64())
-	var kk, qk []reg.VecVirtual
-	for range block / isa.Lanes {
-		kk, qk = append(kk, isa.Zero()), append(qk, isa.Zero())
+	unit, lane := GP64(), Load(Param("lane"), GP64())
+	LEAQ(unitTable().Offset(4*(block-1)), unit)
+	SHLQ(Imm(2), lane)
+	SUBQ(lane, unit)
+	n := block / isa.Lanes
+	own, zero := make([]reg.Register, n), isa.Zero() // masks of the lane
+	kk, qk := make([]reg.VecVirtual, n), make([]reg.VecVirtual, n)
+	for i := range own {
+		kk[i], qk[i] = isa.Zero(), isa.Zero()
+		m := Mem{Base: unit, Disp: 4 * i * isa.Lanes}
+		if isa.Wide() {
+			own[i] = K()
+			VCMPPS(Imm(4), m, zero, own[i]) // not equal
+		} else {
+			own[i] = isa.Vec()
+			VCMPPS(Imm(4), m, zero, own[i])
+		}
 	}
 	Label("dim")
-	w := vectors(isa, block/isa.Lanes)
+	w := vectors(isa, n)
 	load(isa, Mem{Base: keys}, w)
-	scaled(isa, 1, Mem{Base: k}, w, kk)
+	kr := isa.Vec()
+	VBROADCASTSS(Mem{Base: k}, kr)
+	for i := range w {
+		if isa.Wide() {
+			VMOVAPS(kr, own[i], w[i])
+		} else {
+			VBLENDVPS(own[i], kr, w[i], w[i])
+		}
+		VFMADD231PS(kr, w[i], kk[i])
+	}
+	store(isa, w, Mem{Base: keys})
 	scaled(isa, 1, Mem{Base: q}, w, qk)
 	ADDQ(Imm(4*block), keys)
 	ADDQ(Imm(4), k)
@@ -326,6 +351,19 @@ func token(isa simd.ISA) {
 	v, s, near := Load(Param("v"), GP64()), Load(Param("s"), GP64()), Load(Param("near"), GP64())
 	tiles, block0 := Load(Param("tiles"), GP64()), Load(Param("d"), GP64())
 	Label("tile")
+	// What earlier tokens added lies elsewhere: it is fetched while the state is read.
+	early, left := GP64(), Load(Param("earlier"), GP64())
+	MOVQ(block0, early)
+	TESTQ(left, left)
+	JZ(LabelRef("fetched"))
+	Label("fetch")
+	for line := 0; line < 4*tile; line += 64 {
+		PREFETCHT0(Mem{Base: early, Disp: line})
+	}
+	ADDQ(U32(4*tile), early)
+	DECQ(left)
+	JNZ(LabelRef("fetch"))
+	Label("fetched")
 	k, q := Load(Param("k"), GP64()), Load(Param("q"), GP64())
 	dims := Load(Param("dims"), GP64())
 	var kS, out []reg.VecVirtual
