@@ -97,8 +97,8 @@ func (b *Backend) GatedDelta(dst, proj backend.Buffer, d *backend.GatedDelta, st
 	b.pool.run(t)
 	for i := range b.step.Rows {
 		row := &b.step.Rows[i]
-		_, _, open := s.slot(d.Layer, row.Slot)
-		open.tokens = (open.tokens + row.Count) % deltaBlock
+		_, begun := s.slot(d.Layer, row.Slot)
+		*begun = (*begun + row.Count) % deltaBlock
 	}
 }
 
@@ -130,38 +130,52 @@ func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
 	sp, dims := t.s.spec, t.s.dims
 	perHead := sp.ValueHeads / sp.KeyHeads
 	padded := t.s.tiles * deltaTile
-	// What the convolutions fetch lies too far apart for the processor to
-	// foresee: the inputs of a later token, and of values their z.
+	units, begunBlock := t.s.slot(t.d.Layer, row.Slot)
+	u, begun := t.s.unit(units, head), *begunBlock
+	// The channels of q, k and v: where they are in the projection, in the past of
+	// the unit, and how many. What their convolutions fetch lies too far apart for the
+	// processor to foresee: the inputs of a later token, and of values their z.
 	later, z := 2*t.in.width, sp.ValueHeads*sp.ValueDim
-	state, past, open := t.s.slot(t.d.Layer, row.Slot)
-	keys := open.keys[head*dims*deltaBlock:][:dims*deltaBlock]
-	begun := open.tokens // of the block
+	parts := [...]channels{
+		{head * sp.KeyDim, 0, sp.KeyDim, later},
+		{(sp.KeyHeads + head) * sp.KeyDim, sp.KeyDim, sp.KeyDim, later},
+		{2*sp.KeyHeads*sp.KeyDim + head*perHead*sp.ValueDim, 2 * sp.KeyDim, perHead * sp.ValueDim, z},
+	}
 	for first := 0; first < row.Count; begun = 0 {
 		tokens := min(deltaBlock-begun, row.Count-first)
-		t.inputs(w, past, row, first, tokens)
+		t.inputs(w, u.past, row, first, tokens, parts[0])
 		for i := range tokens {
-			q, k := w.q[i*dims:][:sp.KeyDim], w.k[i*dims:][:sp.KeyDim]
-			t.convolve(q, w.rows[i:], head*sp.KeyDim, later)
-			t.convolve(k, w.rows[i:], (sp.KeyHeads+head)*sp.KeyDim, later)
-			w.qInv[i], w.kInv[i] = t.norm(q, 1/math.Sqrt(float64(sp.KeyDim))), t.norm(k, 1)
-			for j := range perHead {
-				v := w.v[(i*perHead+j)*padded:][:sp.ValueDim]
-				t.convolve(v, w.rows[i:], 2*sp.KeyHeads*sp.KeyDim+(head*perHead+j)*sp.ValueDim, z)
+			q := w.q[i*dims:][:sp.KeyDim]
+			t.convolve(q, w.rows[i:], parts[0])
+			w.qInv[i] = t.norm(q, 1/math.Sqrt(float64(sp.KeyDim)))
+		}
+		t.inputs(w, u.past, row, first, tokens, parts[1])
+		for i := range tokens {
+			k := w.k[i*dims:][:sp.KeyDim]
+			t.convolve(k, w.rows[i:], parts[1])
+			w.kInv[i] = t.norm(k, 1)
+		}
+		for j := range perHead {
+			part := parts[2]
+			part.first, part.past = part.first+j*sp.ValueDim, part.past+j*sp.ValueDim
+			t.inputs(w, u.past, row, first, tokens, part)
+			for i := range tokens {
+				t.convolve(w.v[(i*perHead+j)*padded:][:sp.ValueDim], w.rows[i:], part)
 			}
 		}
 		if tokens == deltaBlock {
 			t.packBlock(w)
 		} else {
-			t.packTokens(w, keys, begun, tokens)
+			t.packTokens(w, u.keys, begun, tokens)
 		}
 		for j := range perHead {
 			head := head*perHead + j
 			t.gates(w, row.First+first, tokens, head)
-			state, v := state[head*t.s.headSize:], w.v[j*padded:]
+			h, v := t.s.head(&u, j), w.v[j*padded:]
 			if tokens == deltaBlock {
-				t.advanceBlock(w, state, v, perHead*padded)
+				t.advanceBlock(w, &h, v, perHead*padded)
 			} else {
-				t.advanceTokens(w, keys, &open.heads[head], begun, tokens, state, v, perHead*padded)
+				t.advanceTokens(w, u.keys, &h, begun, tokens, v, perHead*padded)
 			}
 			for i := range tokens {
 				t.finish(w, row.First+first+i, head, v[i*perHead*padded:][:sp.ValueDim])
@@ -169,41 +183,48 @@ func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
 		}
 		first += tokens
 	}
-	t.remember(past, row, head*sp.KeyDim, sp.KeyDim)
-	t.remember(past, row, (sp.KeyHeads+head)*sp.KeyDim, sp.KeyDim)
-	t.remember(past, row, 2*sp.KeyHeads*sp.KeyDim+head*perHead*sp.ValueDim, perHead*sp.ValueDim)
+	for _, part := range parts {
+		t.remember(u.past, row, part)
+	}
+}
+
+// channels are some neighbouring channels of the convolution.
+type channels struct {
+	first int // in the projection
+	past  int // in a unit's past
+	n     int
+	ahead int // floats after an input, where to fetch
 }
 
 // inputs finds what the convolutions of some tokens read.
-func (t *deltaTask) inputs(w *deltaWorker, past []float32, row *backend.Row, first, tokens int) {
-	sp := t.s.spec
-	for i := range sp.ConvWidth - 1 + tokens {
-		if at := first - (sp.ConvWidth - 1) + i; at >= 0 {
-			w.rows[i] = &t.in.row(row.First + at)[0]
+func (t *deltaTask) inputs(w *deltaWorker, past []float32, row *backend.Row, first, tokens int, part channels) {
+	before := t.s.spec.ConvWidth - 1
+	for i := range before + tokens {
+		if at := first - before + i; at >= 0 {
+			w.rows[i] = &t.in.row(row.First + at)[part.first]
 		} else {
-			w.rows[i] = &past[(sp.ConvWidth-1+at)*sp.ConvDim()]
+			w.rows[i] = &past[(before+at)*t.s.channels+part.past]
 		}
 	}
 }
 
-// convolve is silu of the causal convolution of some channels, from one on,
-// for the token whose oldest input comes first.
-func (t *deltaTask) convolve(dst []float32, rows []*float32, channel, ahead int) {
+// convolve is silu of the causal convolution of the first channels of a part, for
+// the token whose oldest input comes first.
+func (t *deltaTask) convolve(dst []float32, rows []*float32, part channels) {
 	sp := t.s.spec
-	t.k.convolve(&dst[0], &rows[0], &t.taps[t.d.Layer].w[0], channel, len(dst), sp.ConvWidth, sp.ConvDim(), ahead)
+	t.k.convolve(&dst[0], &rows[0], &t.taps[t.d.Layer].w[part.first], len(dst), sp.ConvWidth, sp.ConvDim(), part.ahead)
 }
 
 // remember moves the last inputs of some channels into the past.
-func (t *deltaTask) remember(past []float32, row *backend.Row, channel, n int) {
-	sp := t.s.spec
-	for m := range sp.ConvWidth - 1 {
-		var x []float32
-		if at := row.Count - (sp.ConvWidth - 1) + m; at >= 0 {
-			x = t.in.row(row.First + at)
+func (t *deltaTask) remember(past []float32, row *backend.Row, part channels) {
+	before := t.s.spec.ConvWidth - 1
+	for m := range before {
+		dst := past[m*t.s.channels+part.past:][:part.n]
+		if at := row.Count - before + m; at >= 0 {
+			copy(dst, t.in.row(row.First + at)[part.first:])
 		} else {
-			x = past[(m+row.Count)*sp.ConvDim():]
+			copy(dst, past[(m+row.Count)*t.s.channels+part.past:])
 		}
-		copy(past[m*sp.ConvDim()+channel:][:n], x[channel:])
 	}
 }
 

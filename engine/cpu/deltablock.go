@@ -70,7 +70,7 @@ func (t *deltaTask) packBlock(w *deltaWorker) {
 
 // advanceBlock runs a whole block through one value head, tile by tile. The
 // values begin at v and become the outputs; stride lies between tokens.
-func (t *deltaTask) advanceBlock(w *deltaWorker, state, v []float32, stride int) {
+func (t *deltaTask) advanceBlock(w *deltaWorker, h *deltaHead, v []float32, stride int) {
 	dims, b := t.s.dims, &w.block
 	since := float32(1)
 	for i, g := range &w.decay {
@@ -80,7 +80,7 @@ func (t *deltaTask) advanceBlock(w *deltaWorker, state, v []float32, stride int)
 	b.ratio = lanes16{}
 	t.k.weigh(&b.a[0], &b.p[0], &b.ratio[0], &b.pairs[0], &w.decay[0], &w.beta[0], 0, deltaBlock)
 	for tile := range t.s.tiles {
-		s := &state[tile*t.s.tileSize]
+		s := &h.state[tile*t.s.tileSize]
 		t.k.product(&b.x[0], &b.kq[0], s, dims)
 		t.k.solve(&v[tile*deltaTile], stride, &b.d[0], &b.x[0], &b.a[0], &b.p[0], &b.rise[0], &w.beta[0], &b.ratio[0])
 		t.k.update(s, &b.kq[0], &b.d[0], dims, since)
@@ -101,17 +101,17 @@ func (t *deltaTask) packTokens(w *deltaWorker, keys []float32, first, tokens int
 
 // advanceTokens runs tokens of a block, after the first ones, through one value
 // head: tile by tile, and token by token in each.
-func (t *deltaTask) advanceTokens(w *deltaWorker, keys []float32, o *openHead, first, tokens int, state, v []float32, stride int) {
+func (t *deltaTask) advanceTokens(w *deltaWorker, keys []float32, h *deltaHead, first, tokens int, v []float32, stride int) {
 	dims, b := t.s.dims, &w.block
 	if first == 0 {
-		o.ratio, o.rise = lanes16{}, 1
+		*h.ratio, *h.rise = lanes16{}, 1
 	}
 	var rise [deltaBlock]float32
 	for i := range tokens {
-		o.rise *= w.decay[i]
-		rise[i] = o.rise
+		*h.rise *= w.decay[i]
+		rise[i] = *h.rise
 	}
-	t.k.weigh(&b.a[0], &b.p[0], &o.ratio[0], &b.pairs[0], &w.decay[0], &w.beta[0], first, tokens)
+	t.k.weigh(&b.a[0], &b.p[0], &h.ratio[0], &b.pairs[0], &w.decay[0], &w.beta[0], first, tokens)
 	isLast := first+tokens == deltaBlock
 	if isLast {
 		for r := range dims {
@@ -120,22 +120,21 @@ func (t *deltaTask) advanceTokens(w *deltaWorker, keys []float32, o *openHead, f
 	}
 	near := t.b.kernels.few.state
 	if tokens == 1 && !isLast { // decoding
-		t.k.token(&v[0], &state[0], &w.k[0], &w.q[0], dims, t.s.tiles, &o.d[0], &b.a[0], &b.p[0], first, near, rise[0], w.beta[0])
+		t.k.token(&v[0], &h.state[0], &w.k[0], &w.q[0], dims, t.s.tiles, &h.d[0], &b.a[0], &b.p[0], first, near, rise[0], w.beta[0])
 		return
 	}
 	for tile := range t.s.tiles {
-		at := tile * t.s.tileSize
-		s := &state[at]
-		d := o.d[tile*deltaBlock*deltaTile:][:deltaBlock*deltaTile]
+		s := &h.state[tile*t.s.tileSize]
+		d := h.d[tile*deltaBlock*deltaTile:][:deltaBlock*deltaTile]
 		for i := range tokens {
 			t.k.token(&v[i*stride+tile*deltaTile], s, &w.k[i*dims], &w.q[i*dims], dims, 1,
 				&d[0], &b.a[i*deltaBlock], &b.p[i*deltaBlock], first+i, near, rise[i], w.beta[i])
 		}
 		if isLast {
 			for i := range deltaBlock {
-				t.b.kernels.scale(&b.d[i*deltaTile], &d[i*deltaTile], &w.zeros[0], deltaTile, o.ratio[i], 1)
+				t.b.kernels.scale(&b.d[i*deltaTile], &d[i*deltaTile], &w.zeros[0], deltaTile, h.ratio[i], 1)
 			}
-			t.k.update(s, &b.kq[0], &b.d[0], dims, o.rise)
+			t.k.update(s, &b.kq[0], &b.d[0], dims, *h.rise)
 		}
 	}
 }
@@ -264,13 +263,12 @@ func updateGeneric(s, kq, d *float32, dims int, decay float32) {
 	}
 }
 
-func convolveGeneric(dst *float32, rows **float32, w *float32, at, n, taps, stride, _ int) {
+func convolveGeneric(dst *float32, rows **float32, w *float32, n, taps, stride, _ int) {
 	d := unsafe.Slice(dst, n)
 	for c := range d {
 		sum := float32(0)
 		for tap, row := range unsafe.Slice(rows, taps) {
-			x := unsafe.Slice(row, at+n)[at+c]
-			sum = fma(x, unsafe.Slice(w, tap*stride+at+n)[tap*stride+at+c], sum)
+			sum = fma(unsafe.Slice(row, n)[c], unsafe.Slice(w, tap*stride+n)[tap*stride+c], sum)
 		}
 		d[c] = silu(sum)
 	}

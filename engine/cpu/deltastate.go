@@ -10,49 +10,63 @@ import (
 // 128 key dims, 16 KB that stay in L1 between the two passes.
 const deltaTile = 32
 
-// deltaState holds for each layer and slot the recurrent state before the
-// current block of tokens, [value heads][tiles][key dims][32]; what the tokens of
-// the block have added so far; and the convolution's past inputs,
-// [taps−1][channels], oldest first.
+// deltaState holds for each layer, slot and key head what a token needs there, in
+// the order in which it is needed, so that a step reads a run of memory: the past
+// inputs of the convolution; the keys of the block of tokens under way, [dims][16];
+// and for each value head its decays, what the tokens of the block have added so far,
+// [tiles][16][32], and the state before the block, [tiles][dims][32].
 type deltaState struct {
-	spec      backend.DeltaSpec
-	tiles     int // of one head
-	dims      int // key dims, rounded up; the rest is zero
-	tileSize  int // floats
-	headSize  int // floats
-	stateSize int // of one slot and layer
-	convSize  int
-	state     []float32
-	conv      []float32
-	open      []openBlock
-	task      deltaTask
-	reset     resetTask
+	spec     backend.DeltaSpec
+	tiles    int // of one value head
+	dims     int // key dims, rounded up; the rest is zero
+	channels int // of a key head: its q and k, and v of its value heads
+	// Floats of the parts.
+	pastSize, keysSize, dSize, tileSize, headSize, unitSize int
+
+	units []float32
+	begun []int // tokens of the block under way, by layer and slot
+	task  deltaTask
+	reset resetTask
 }
 
-// openBlock is a block of which some tokens are still to come.
-type openBlock struct {
-	tokens int
-	keys   []float32 // [key heads][key dims][16]
-	heads  []openHead
+// deltaUnit is the state of one key head.
+type deltaUnit struct {
+	past  []float32 // [taps−1][channels], oldest first
+	keys  []float32 // [dims][16]
+	heads []float32
 }
 
-// openHead is a value head's part of it.
-type openHead struct {
-	d     []float32 // [tiles][16][32]
-	ratio lanes16   // of the last token's decay to that of each
-	rise  float32   // decay of the state before the block
+// deltaHead is that of one value head.
+type deltaHead struct {
+	ratio *lanes16 // of the last token's decay to that of each
+	rise  *float32 // decay of the state before the block
+	d     []float32
+	state []float32
 }
 
-// openFloats sizes a block under way of one layer: its keys, and a value head's part.
-func openFloats(sp backend.DeltaSpec) (keys, head int) {
-	return sp.KeyHeads * roundUp(sp.KeyDim, 8) * deltaBlock, roundUp(sp.ValueDim, deltaTile) * deltaBlock
+// decaySize is the floats of a value head's decays, in whole lines.
+const decaySize = 2 * deltaBlock
+
+// measure sizes the parts, each in whole lines.
+func (s *deltaState) measure(sp backend.DeltaSpec) {
+	const line = lineBytes / 4
+	perHead := sp.ValueHeads / sp.KeyHeads
+	s.spec = sp
+	s.tiles, s.dims = (sp.ValueDim+deltaTile-1)/deltaTile, roundUp(sp.KeyDim, 8)
+	s.channels = 2*sp.KeyDim + perHead*sp.ValueDim
+	s.pastSize = roundUp((sp.ConvWidth-1)*s.channels, line)
+	s.keysSize = s.dims * deltaBlock
+	s.dSize, s.tileSize = s.tiles*deltaBlock*deltaTile, s.dims*deltaTile
+	s.headSize = decaySize + s.dSize + s.tiles*s.tileSize
+	s.unitSize = s.pastSize + s.keysSize + perHead*s.headSize
 }
 
 // DeltaBytes is what [Backend.NewDeltaState] keeps of one sequence over all layers:
 // its state, and the block of tokens under way.
 func DeltaBytes(sp backend.DeltaSpec) int {
-	keys, head := openFloats(sp)
-	return sp.BytesPerSequence() + sp.Layers*4*(keys+sp.ValueHeads*head)
+	var s deltaState
+	s.measure(sp)
+	return 4 * sp.Layers * sp.KeyHeads * s.unitSize
 }
 
 func (s *deltaState) Spec() backend.DeltaSpec { return s.spec }
@@ -64,40 +78,32 @@ func (b *Backend) NewDeltaState(sp backend.DeltaSpec) (backend.DeltaState, error
 		sp.KeyDim < 1 || sp.ValueDim < 1 || sp.ConvWidth < 1 {
 		return nil, fmt.Errorf("cpu: a delta state of %+v", sp)
 	}
-	s := &deltaState{spec: sp, tiles: (sp.ValueDim + deltaTile - 1) / deltaTile, dims: roundUp(sp.KeyDim, 8)}
-	s.tileSize = s.dims * deltaTile
-	s.headSize = s.tiles * s.tileSize
-	s.stateSize = sp.ValueHeads * s.headSize
-	s.convSize = (sp.ConvWidth - 1) * sp.ConvDim()
+	s := &deltaState{begun: make([]int, sp.Layers*sp.Slots)}
+	s.measure(sp)
 	var err error
-	if s.state, err = b.mem.floats(sp.Layers * sp.Slots * s.stateSize); err != nil {
+	if s.units, err = b.mem.floats(sp.Layers * sp.Slots * sp.KeyHeads * s.unitSize); err != nil {
 		return nil, err
-	}
-	if s.conv, err = b.mem.floats(sp.Layers * sp.Slots * s.convSize); err != nil {
-		return nil, err
-	}
-	keys, d := openFloats(sp)
-	s.open = make([]openBlock, sp.Layers*sp.Slots)
-	for i := range s.open {
-		o := &s.open[i]
-		all, err := b.mem.floats(keys + sp.ValueHeads*d)
-		if err != nil {
-			return nil, err
-		}
-		o.keys, all = all[:keys], all[keys:]
-		o.heads = make([]openHead, sp.ValueHeads)
-		for j := range o.heads {
-			o.heads[j].d = all[j*d:][:d]
-		}
 	}
 	s.reset = resetTask{pool: b.pool, s: s}
 	return s, s.task.init(b, s)
 }
 
-// slot is the state of one layer and slot.
-func (s *deltaState) slot(layer, slot int) (state, conv []float32, open *openBlock) {
-	i := layer*s.spec.Slots + slot
-	return s.state[i*s.stateSize:][:s.stateSize], s.conv[i*s.convSize:][:s.convSize], &s.open[i]
+// slot is the units of one layer and slot, and how far their block is.
+func (s *deltaState) slot(layer, slot int) (units []float32, begun *int) {
+	i, size := layer*s.spec.Slots+slot, s.spec.KeyHeads*s.unitSize
+	return s.units[i*size:][:size], &s.begun[i]
+}
+
+// unit is that of a key head.
+func (s *deltaState) unit(units []float32, head int) deltaUnit {
+	u := units[head*s.unitSize:][:s.unitSize]
+	return deltaUnit{past: u[:s.pastSize], keys: u[s.pastSize:][:s.keysSize], heads: u[s.pastSize+s.keysSize:]}
+}
+
+// head is a value head of a unit.
+func (s *deltaState) head(u *deltaUnit, head int) deltaHead {
+	h := u.heads[head*s.headSize:][:s.headSize]
+	return deltaHead{ratio: (*lanes16)(h), rise: &h[deltaBlock], d: h[decaySize:][:s.dSize], state: h[decaySize+s.dSize:]}
 }
 
 // resetTask zeroes a slot; the workers share its layers.
@@ -120,9 +126,8 @@ func (b *Backend) ResetSlot(state backend.DeltaState, slot int) {
 func (t *resetTask) work(worker int) {
 	lo, hi := t.pool.part(worker, t.s.spec.Layers)
 	for layer := lo; layer < hi; layer++ {
-		state, conv, open := t.s.slot(layer, t.slot)
-		clear(state)
-		clear(conv)
-		open.tokens = 0
+		units, begun := t.s.slot(layer, t.slot)
+		clear(units)
+		*begun = 0
 	}
 }

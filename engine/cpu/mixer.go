@@ -54,9 +54,9 @@ type mixerKernels struct {
 	token          func(v, s, k, q *float32, dims, tiles int, d, a, p *float32, earlier, near int, rise, beta float32)
 	update         func(s, kq, d *float32, dims int, decay float32)
 
-	// convolve is silu(Σ x·w) over taps, of n channels from one on: x is in the
-	// tap's row, and w is [taps][stride]. It fetches what lies ahead of the last row.
-	convolve func(dst *float32, rows **float32, w *float32, channel, n, taps, stride, ahead int)
+	// convolve is silu(Σ x·w) over taps, of n channels: x is in the tap's row, and w is
+	// [taps][stride]. It fetches what lies ahead of the last row.
+	convolve func(dst *float32, rows **float32, w *float32, n, taps, stride, ahead int)
 	gate     func(dst, g *float32, n int) // dst = dst/(1+e⁻ᵍ)
 	// rotate turns n pairs of numbers.
 	rotate func(low, high, cos, sin *float32, n int)

@@ -128,7 +128,7 @@ func tokenAVX2(v *float32, s *float32, k *float32, q *float32, dims int, tiles i
 func updateAVX2(s *float32, kq *float32, d *float32, dims int, decay float32)
 
 //go:noescape
-func convolveAVX2(dst *float32, rows **float32, w *float32, at int, n int, taps int, stride int, ahead int)
+func convolveAVX2(dst *float32, rows **float32, w *float32, n int, taps int, stride int, ahead int)
 
 //go:noescape
 func rotateAVX2(low *float32, high *float32, cos *float32, sin *float32, n int)
@@ -266,7 +266,7 @@ func tokenAVX512(v *float32, s *float32, k *float32, q *float32, dims int, tiles
 func updateAVX512(s *float32, kq *float32, d *float32, dims int, decay float32)
 
 //go:noescape
-func convolveAVX512(dst *float32, rows **float32, w *float32, at int, n int, taps int, stride int, ahead int)
+func convolveAVX512(dst *float32, rows **float32, w *float32, n int, taps int, stride int, ahead int)
 
 //go:noescape
 func rotateAVX512(low *float32, high *float32, cos *float32, sin *float32, n int)

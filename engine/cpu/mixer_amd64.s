@@ -4377,17 +4377,17 @@ tokenb:
 	VZEROUPPER
 	RET
 
-// func convolveAVX2(dst *float32, rows **float32, w *float32, at int, n int, taps int, stride int, ahead int)
+// func convolveAVX2(dst *float32, rows **float32, w *float32, n int, taps int, stride int, ahead int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·convolveAVX2(SB), NOSPLIT, $0-64
+TEXT ·convolveAVX2(SB), NOSPLIT, $0-56
 	MOVQ    dst+0(FP), AX
 	MOVQ    rows+8(FP), CX
 	MOVQ    w+16(FP), DX
-	MOVQ    at+24(FP), BX
-	MOVQ    taps+40(FP), SI
-	MOVQ    stride+48(FP), DI
-	MOVQ    ahead+56(FP), R9
-	MOVQ    n+32(FP), R8
+	MOVQ    taps+32(FP), SI
+	MOVQ    stride+40(FP), DI
+	XORQ    BX, BX
+	MOVQ    ahead+48(FP), R9
+	MOVQ    n+24(FP), R8
 	SHLQ    $0x02, DI
 	SHLQ    $0x02, R9
 	VMOVUPS expLow<>+0(SB), Y0
@@ -7678,17 +7678,17 @@ tokena:
 	VZEROUPPER
 	RET
 
-// func convolveAVX512(dst *float32, rows **float32, w *float32, at int, n int, taps int, stride int, ahead int)
+// func convolveAVX512(dst *float32, rows **float32, w *float32, n int, taps int, stride int, ahead int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·convolveAVX512(SB), NOSPLIT, $0-64
+TEXT ·convolveAVX512(SB), NOSPLIT, $0-56
 	MOVQ    dst+0(FP), AX
 	MOVQ    rows+8(FP), DX
 	MOVQ    w+16(FP), BX
-	MOVQ    at+24(FP), SI
-	MOVQ    taps+40(FP), DI
-	MOVQ    stride+48(FP), R8
-	MOVQ    ahead+56(FP), R9
-	MOVQ    n+32(FP), CX
+	MOVQ    taps+32(FP), DI
+	MOVQ    stride+40(FP), R8
+	XORQ    SI, SI
+	MOVQ    ahead+48(FP), R9
+	MOVQ    n+24(FP), CX
 	SHLQ    $0x02, R8
 	SHLQ    $0x02, R9
 	VMOVUPS expLow<>+0(SB), Z0

@@ -474,9 +474,10 @@ func update(isa simd.ISA) {
 
 // convolve is silu of a causal convolution.
 func convolve(isa simd.ISA) {
-	text("convolve"+isa.Name, "func(dst *float32, rows **float32, w *float32, at, n, taps, stride, ahead int)")
+	text("convolve"+isa.Name, "func(dst *float32, rows **float32, w *float32, n, taps, stride, ahead int)")
 	dst, rows, w := Load(Param("dst"), GP64()), Load(Param("rows"), GP64()), Load(Param("w"), GP64())
-	at, taps, stride := Load(Param("at"), GP64()), Load(Param("taps"), GP64()), Load(Param("stride"), GP64())
+	at, taps, stride := GP64(), Load(Param("taps"), GP64()), Load(Param("stride"), GP64())
+	XORQ(at, at)
 	n, ahead := GP64(), Load(Param("ahead"), GP64())
 	Load(Param("n"), n)
 	SHLQ(Imm(2), stride)
