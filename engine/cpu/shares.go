@@ -35,7 +35,7 @@ func (s shares) take(worker, most int) (lo, hi int) {
 			if left <= 0 {
 				break
 			}
-			if n := min(int32(most), (3*left+3)/4); part.next.CompareAndSwap(next, next+n) {
+			if n := min(int32(most), max(1, 3*left/4)); part.next.CompareAndSwap(next, next+n) {
 				return int(next), int(next + n)
 			}
 		}
