@@ -44,10 +44,16 @@ func tileDotsRows12(acc *float32, w *byte, x *float32, stride int, pairs int, pa
 func scoresDotsRows1(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
+func weightsDotsRows1(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+
+//go:noescape
 func mixDotsRows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
 
 //go:noescape
 func scoresDotsRows2(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func weightsDotsRows2(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
 func mixDotsRows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
@@ -56,10 +62,16 @@ func mixDotsRows2(acc *float32, v **byte, groups int, p *float32, chunks int, ah
 func scoresDotsRows3(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
+func weightsDotsRows3(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+
+//go:noescape
 func mixDotsRows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
 
 //go:noescape
 func scoresDotsRows4(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func weightsDotsRows4(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
 func mixDotsRows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
@@ -68,10 +80,16 @@ func mixDotsRows4(acc *float32, v **byte, groups int, p *float32, chunks int, ah
 func scoresDotsRows5(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
+func weightsDotsRows5(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+
+//go:noescape
 func mixDotsRows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
 
 //go:noescape
 func scoresDotsRows6(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func weightsDotsRows6(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
 func mixDotsRows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
@@ -80,10 +98,16 @@ func mixDotsRows6(acc *float32, v **byte, groups int, p *float32, chunks int, ah
 func scoresDotsRows7(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
+func weightsDotsRows7(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+
+//go:noescape
 func mixDotsRows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
 
 //go:noescape
 func scoresDotsRows8(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func weightsDotsRows8(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
 func mixDotsRows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)

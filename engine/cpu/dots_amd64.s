@@ -1052,6 +1052,410 @@ store:
 	VZEROUPPER
 	RET
 
+// func weightsDotsRows1(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+
+TEXT ·weightsDotsRows1(SB), NOSPLIT, $32-72
+	MOVQ    splits+32(FP), SI
+	MOVQ    SI, (SP)
+	MOVQ    w+0(FP), SI
+	MOVQ    SI, 8(SP)
+	MOVQ    max+8(FP), SI
+	MOVQ    SI, 16(SP)
+	MOVQ    sum+16(FP), SI
+	MOVQ    SI, 24(SP)
+	MOVQ    k+24(FP), CX
+	MOVQ    ahead+56(FP), R8
+	MOVQ    work+64(FP), AX
+	XORQ    R13, R13
+	MOVQ    $0x00000200, R9
+	MOVQ    $0x00000600, R10
+	VMOVUPS expLow<>+0(SB), Z21
+	VMOVUPS expHigh<>+0(SB), Z22
+	MOVQ    work+64(FP), R12
+	VPXORD  Z18, Z18, Z18
+	VMOVUPS Z18, 16384(R12)
+	VMOVUPS minusInf<>+0(SB), Z23
+
+split:
+	MOVQ $0x00000010, BX
+
+group:
+	CMPQ   (SP), $0x00
+	JE     fetch
+	MOVQ   (CX), SI
+	MOVQ   (CX)(R8*8), DI
+	MOVQ   q+40(FP), DX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z8, Z8, Z8
+	MOVQ   pairs+48(FP), R12
+	SUBQ   $0x02, R12
+	JLT    last
+
+pairs:
+	PREFETCHT0 (DI)
+	VMOVUPS    (SI), Z16
+	PREFETCHT0 64(DI)
+	VMOVUPS    64(SI), Z17
+	LONG       $0x00000000507ef262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000000
+	LONG       $0x0000000050767262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000001
+	ADDQ       $0x80, SI
+	ADDQ       $0x80, DI
+	ADDQ       $0x08, DX
+	SUBQ       $0x02, R12
+	JGE        pairs
+
+last:
+	INCQ       R12
+	JNZ        store
+	PREFETCHT0 (DI)
+	VMOVUPS    (SI), Z16
+	LONG       $0x00000000507ef262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000000
+
+store:
+	VADDPS  Z8, Z0, Z0
+	VMOVUPS Z0, (AX)
+	VMAXPS  Z0, Z23, Z23
+	ADDQ    $0x40, AX
+	ADDQ    $0x08, CX
+	JMP     exponentials
+
+fetch:
+	MOVQ       $0x00000010, SI
+	SUBQ       BX, SI
+	SHLQ       $0x09, SI
+	ADDQ       (CX), SI
+	PREFETCHT1 (SI)
+	PREFETCHT1 64(SI)
+	PREFETCHT1 128(SI)
+	PREFETCHT1 192(SI)
+	PREFETCHT1 256(SI)
+	PREFETCHT1 320(SI)
+	PREFETCHT1 384(SI)
+	PREFETCHT1 448(SI)
+
+exponentials:
+	TESTQ       R13, R13
+	JZ          next
+	MOVQ        work+64(FP), R12
+	MOVQ        16(SP), SI
+	MOVQ        8(SP), DI
+	VMOVUPS     (R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST (SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16384(R12), Z18, Z19
+	VMOVUPS     Z19, 16384(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, (DI)
+	ADDQ        $0x40, R13
+	ADDQ        $0x20, 8(SP)
+
+next:
+	DECQ          BX
+	JNZ           group
+	TESTQ         R13, R13
+	JZ            largest
+	MOVQ          work+64(FP), R12
+	MOVQ          24(SP), SI
+	VMOVUPS       16384(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, (SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16384(R12)
+	ADDQ          $0x20, 16(SP)
+	ADDQ          $0x20, 24(SP)
+	ADDQ          $0x00000e00, 8(SP)
+
+largest:
+	CMPQ          (SP), $0x00
+	JE            end
+	DECQ          (SP)
+	MOVQ          16(SP), SI
+	VMOVAPS       Z23, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, (SI)
+	VMOVUPS       minusInf<>+0(SB), Z23
+	LEAQ          -1024(AX), R13
+	MOVQ          work+64(FP), AX
+	LEAQ          8192(AX)(AX*1), AX
+	SUBQ          R13, AX
+	JMP           split
+
+end:
+	VZEROUPPER
+	RET
+
+DATA expLow<>+0(SB)/4, $0xc2aeac4f
+DATA expLow<>+4(SB)/4, $0xc2aeac4f
+DATA expLow<>+8(SB)/4, $0xc2aeac4f
+DATA expLow<>+12(SB)/4, $0xc2aeac4f
+DATA expLow<>+16(SB)/4, $0xc2aeac4f
+DATA expLow<>+20(SB)/4, $0xc2aeac4f
+DATA expLow<>+24(SB)/4, $0xc2aeac4f
+DATA expLow<>+28(SB)/4, $0xc2aeac4f
+DATA expLow<>+32(SB)/4, $0xc2aeac4f
+DATA expLow<>+36(SB)/4, $0xc2aeac4f
+DATA expLow<>+40(SB)/4, $0xc2aeac4f
+DATA expLow<>+44(SB)/4, $0xc2aeac4f
+DATA expLow<>+48(SB)/4, $0xc2aeac4f
+DATA expLow<>+52(SB)/4, $0xc2aeac4f
+DATA expLow<>+56(SB)/4, $0xc2aeac4f
+DATA expLow<>+60(SB)/4, $0xc2aeac4f
+GLOBL expLow<>(SB), RODATA|NOPTR, $64
+
+DATA expHigh<>+0(SB)/4, $0x42b0c0a5
+DATA expHigh<>+4(SB)/4, $0x42b0c0a5
+DATA expHigh<>+8(SB)/4, $0x42b0c0a5
+DATA expHigh<>+12(SB)/4, $0x42b0c0a5
+DATA expHigh<>+16(SB)/4, $0x42b0c0a5
+DATA expHigh<>+20(SB)/4, $0x42b0c0a5
+DATA expHigh<>+24(SB)/4, $0x42b0c0a5
+DATA expHigh<>+28(SB)/4, $0x42b0c0a5
+DATA expHigh<>+32(SB)/4, $0x42b0c0a5
+DATA expHigh<>+36(SB)/4, $0x42b0c0a5
+DATA expHigh<>+40(SB)/4, $0x42b0c0a5
+DATA expHigh<>+44(SB)/4, $0x42b0c0a5
+DATA expHigh<>+48(SB)/4, $0x42b0c0a5
+DATA expHigh<>+52(SB)/4, $0x42b0c0a5
+DATA expHigh<>+56(SB)/4, $0x42b0c0a5
+DATA expHigh<>+60(SB)/4, $0x42b0c0a5
+GLOBL expHigh<>(SB), RODATA|NOPTR, $64
+
+DATA minusInf<>+0(SB)/4, $0xff800000
+DATA minusInf<>+4(SB)/4, $0xff800000
+DATA minusInf<>+8(SB)/4, $0xff800000
+DATA minusInf<>+12(SB)/4, $0xff800000
+DATA minusInf<>+16(SB)/4, $0xff800000
+DATA minusInf<>+20(SB)/4, $0xff800000
+DATA minusInf<>+24(SB)/4, $0xff800000
+DATA minusInf<>+28(SB)/4, $0xff800000
+DATA minusInf<>+32(SB)/4, $0xff800000
+DATA minusInf<>+36(SB)/4, $0xff800000
+DATA minusInf<>+40(SB)/4, $0xff800000
+DATA minusInf<>+44(SB)/4, $0xff800000
+DATA minusInf<>+48(SB)/4, $0xff800000
+DATA minusInf<>+52(SB)/4, $0xff800000
+DATA minusInf<>+56(SB)/4, $0xff800000
+DATA minusInf<>+60(SB)/4, $0xff800000
+GLOBL minusInf<>(SB), RODATA|NOPTR, $64
+
+DATA expLog2e<>+0(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+4(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+8(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+12(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+16(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+20(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+24(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+28(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+32(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+36(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+40(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+44(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+48(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+52(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+56(SB)/4, $0x3fb8aa3b
+DATA expLog2e<>+60(SB)/4, $0x3fb8aa3b
+GLOBL expLog2e<>(SB), RODATA|NOPTR, $64
+
+DATA expLn2High<>+0(SB)/4, $0xbf318000
+DATA expLn2High<>+4(SB)/4, $0xbf318000
+DATA expLn2High<>+8(SB)/4, $0xbf318000
+DATA expLn2High<>+12(SB)/4, $0xbf318000
+DATA expLn2High<>+16(SB)/4, $0xbf318000
+DATA expLn2High<>+20(SB)/4, $0xbf318000
+DATA expLn2High<>+24(SB)/4, $0xbf318000
+DATA expLn2High<>+28(SB)/4, $0xbf318000
+DATA expLn2High<>+32(SB)/4, $0xbf318000
+DATA expLn2High<>+36(SB)/4, $0xbf318000
+DATA expLn2High<>+40(SB)/4, $0xbf318000
+DATA expLn2High<>+44(SB)/4, $0xbf318000
+DATA expLn2High<>+48(SB)/4, $0xbf318000
+DATA expLn2High<>+52(SB)/4, $0xbf318000
+DATA expLn2High<>+56(SB)/4, $0xbf318000
+DATA expLn2High<>+60(SB)/4, $0xbf318000
+GLOBL expLn2High<>(SB), RODATA|NOPTR, $64
+
+DATA expLn2Low<>+0(SB)/4, $0x395e8083
+DATA expLn2Low<>+4(SB)/4, $0x395e8083
+DATA expLn2Low<>+8(SB)/4, $0x395e8083
+DATA expLn2Low<>+12(SB)/4, $0x395e8083
+DATA expLn2Low<>+16(SB)/4, $0x395e8083
+DATA expLn2Low<>+20(SB)/4, $0x395e8083
+DATA expLn2Low<>+24(SB)/4, $0x395e8083
+DATA expLn2Low<>+28(SB)/4, $0x395e8083
+DATA expLn2Low<>+32(SB)/4, $0x395e8083
+DATA expLn2Low<>+36(SB)/4, $0x395e8083
+DATA expLn2Low<>+40(SB)/4, $0x395e8083
+DATA expLn2Low<>+44(SB)/4, $0x395e8083
+DATA expLn2Low<>+48(SB)/4, $0x395e8083
+DATA expLn2Low<>+52(SB)/4, $0x395e8083
+DATA expLn2Low<>+56(SB)/4, $0x395e8083
+DATA expLn2Low<>+60(SB)/4, $0x395e8083
+GLOBL expLn2Low<>(SB), RODATA|NOPTR, $64
+
+DATA expP0<>+0(SB)/4, $0x39506967
+DATA expP0<>+4(SB)/4, $0x39506967
+DATA expP0<>+8(SB)/4, $0x39506967
+DATA expP0<>+12(SB)/4, $0x39506967
+DATA expP0<>+16(SB)/4, $0x39506967
+DATA expP0<>+20(SB)/4, $0x39506967
+DATA expP0<>+24(SB)/4, $0x39506967
+DATA expP0<>+28(SB)/4, $0x39506967
+DATA expP0<>+32(SB)/4, $0x39506967
+DATA expP0<>+36(SB)/4, $0x39506967
+DATA expP0<>+40(SB)/4, $0x39506967
+DATA expP0<>+44(SB)/4, $0x39506967
+DATA expP0<>+48(SB)/4, $0x39506967
+DATA expP0<>+52(SB)/4, $0x39506967
+DATA expP0<>+56(SB)/4, $0x39506967
+DATA expP0<>+60(SB)/4, $0x39506967
+GLOBL expP0<>(SB), RODATA|NOPTR, $64
+
+DATA expP1<>+0(SB)/4, $0x3ab743ce
+DATA expP1<>+4(SB)/4, $0x3ab743ce
+DATA expP1<>+8(SB)/4, $0x3ab743ce
+DATA expP1<>+12(SB)/4, $0x3ab743ce
+DATA expP1<>+16(SB)/4, $0x3ab743ce
+DATA expP1<>+20(SB)/4, $0x3ab743ce
+DATA expP1<>+24(SB)/4, $0x3ab743ce
+DATA expP1<>+28(SB)/4, $0x3ab743ce
+DATA expP1<>+32(SB)/4, $0x3ab743ce
+DATA expP1<>+36(SB)/4, $0x3ab743ce
+DATA expP1<>+40(SB)/4, $0x3ab743ce
+DATA expP1<>+44(SB)/4, $0x3ab743ce
+DATA expP1<>+48(SB)/4, $0x3ab743ce
+DATA expP1<>+52(SB)/4, $0x3ab743ce
+DATA expP1<>+56(SB)/4, $0x3ab743ce
+DATA expP1<>+60(SB)/4, $0x3ab743ce
+GLOBL expP1<>(SB), RODATA|NOPTR, $64
+
+DATA expP2<>+0(SB)/4, $0x3c088908
+DATA expP2<>+4(SB)/4, $0x3c088908
+DATA expP2<>+8(SB)/4, $0x3c088908
+DATA expP2<>+12(SB)/4, $0x3c088908
+DATA expP2<>+16(SB)/4, $0x3c088908
+DATA expP2<>+20(SB)/4, $0x3c088908
+DATA expP2<>+24(SB)/4, $0x3c088908
+DATA expP2<>+28(SB)/4, $0x3c088908
+DATA expP2<>+32(SB)/4, $0x3c088908
+DATA expP2<>+36(SB)/4, $0x3c088908
+DATA expP2<>+40(SB)/4, $0x3c088908
+DATA expP2<>+44(SB)/4, $0x3c088908
+DATA expP2<>+48(SB)/4, $0x3c088908
+DATA expP2<>+52(SB)/4, $0x3c088908
+DATA expP2<>+56(SB)/4, $0x3c088908
+DATA expP2<>+60(SB)/4, $0x3c088908
+GLOBL expP2<>(SB), RODATA|NOPTR, $64
+
+DATA expP3<>+0(SB)/4, $0x3d2aa9c1
+DATA expP3<>+4(SB)/4, $0x3d2aa9c1
+DATA expP3<>+8(SB)/4, $0x3d2aa9c1
+DATA expP3<>+12(SB)/4, $0x3d2aa9c1
+DATA expP3<>+16(SB)/4, $0x3d2aa9c1
+DATA expP3<>+20(SB)/4, $0x3d2aa9c1
+DATA expP3<>+24(SB)/4, $0x3d2aa9c1
+DATA expP3<>+28(SB)/4, $0x3d2aa9c1
+DATA expP3<>+32(SB)/4, $0x3d2aa9c1
+DATA expP3<>+36(SB)/4, $0x3d2aa9c1
+DATA expP3<>+40(SB)/4, $0x3d2aa9c1
+DATA expP3<>+44(SB)/4, $0x3d2aa9c1
+DATA expP3<>+48(SB)/4, $0x3d2aa9c1
+DATA expP3<>+52(SB)/4, $0x3d2aa9c1
+DATA expP3<>+56(SB)/4, $0x3d2aa9c1
+DATA expP3<>+60(SB)/4, $0x3d2aa9c1
+GLOBL expP3<>(SB), RODATA|NOPTR, $64
+
+DATA expP4<>+0(SB)/4, $0x3e2aaaaa
+DATA expP4<>+4(SB)/4, $0x3e2aaaaa
+DATA expP4<>+8(SB)/4, $0x3e2aaaaa
+DATA expP4<>+12(SB)/4, $0x3e2aaaaa
+DATA expP4<>+16(SB)/4, $0x3e2aaaaa
+DATA expP4<>+20(SB)/4, $0x3e2aaaaa
+DATA expP4<>+24(SB)/4, $0x3e2aaaaa
+DATA expP4<>+28(SB)/4, $0x3e2aaaaa
+DATA expP4<>+32(SB)/4, $0x3e2aaaaa
+DATA expP4<>+36(SB)/4, $0x3e2aaaaa
+DATA expP4<>+40(SB)/4, $0x3e2aaaaa
+DATA expP4<>+44(SB)/4, $0x3e2aaaaa
+DATA expP4<>+48(SB)/4, $0x3e2aaaaa
+DATA expP4<>+52(SB)/4, $0x3e2aaaaa
+DATA expP4<>+56(SB)/4, $0x3e2aaaaa
+DATA expP4<>+60(SB)/4, $0x3e2aaaaa
+GLOBL expP4<>(SB), RODATA|NOPTR, $64
+
+DATA expP5<>+0(SB)/4, $0x3f000000
+DATA expP5<>+4(SB)/4, $0x3f000000
+DATA expP5<>+8(SB)/4, $0x3f000000
+DATA expP5<>+12(SB)/4, $0x3f000000
+DATA expP5<>+16(SB)/4, $0x3f000000
+DATA expP5<>+20(SB)/4, $0x3f000000
+DATA expP5<>+24(SB)/4, $0x3f000000
+DATA expP5<>+28(SB)/4, $0x3f000000
+DATA expP5<>+32(SB)/4, $0x3f000000
+DATA expP5<>+36(SB)/4, $0x3f000000
+DATA expP5<>+40(SB)/4, $0x3f000000
+DATA expP5<>+44(SB)/4, $0x3f000000
+DATA expP5<>+48(SB)/4, $0x3f000000
+DATA expP5<>+52(SB)/4, $0x3f000000
+DATA expP5<>+56(SB)/4, $0x3f000000
+DATA expP5<>+60(SB)/4, $0x3f000000
+GLOBL expP5<>(SB), RODATA|NOPTR, $64
+
+DATA one<>+0(SB)/4, $0x3f800000
+DATA one<>+4(SB)/4, $0x3f800000
+DATA one<>+8(SB)/4, $0x3f800000
+DATA one<>+12(SB)/4, $0x3f800000
+DATA one<>+16(SB)/4, $0x3f800000
+DATA one<>+20(SB)/4, $0x3f800000
+DATA one<>+24(SB)/4, $0x3f800000
+DATA one<>+28(SB)/4, $0x3f800000
+DATA one<>+32(SB)/4, $0x3f800000
+DATA one<>+36(SB)/4, $0x3f800000
+DATA one<>+40(SB)/4, $0x3f800000
+DATA one<>+44(SB)/4, $0x3f800000
+DATA one<>+48(SB)/4, $0x3f800000
+DATA one<>+52(SB)/4, $0x3f800000
+DATA one<>+56(SB)/4, $0x3f800000
+DATA one<>+60(SB)/4, $0x3f800000
+GLOBL one<>(SB), RODATA|NOPTR, $64
+
 // func mixDotsRows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
 TEXT ·mixDotsRows1(SB), NOSPLIT, $0-48
@@ -1183,6 +1587,234 @@ store:
 	ADDQ    $0x08, CX
 	DECQ    BX
 	JNZ     group
+	VZEROUPPER
+	RET
+
+// func weightsDotsRows2(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+
+TEXT ·weightsDotsRows2(SB), NOSPLIT, $32-72
+	MOVQ    splits+32(FP), SI
+	MOVQ    SI, (SP)
+	MOVQ    w+0(FP), SI
+	MOVQ    SI, 8(SP)
+	MOVQ    max+8(FP), SI
+	MOVQ    SI, 16(SP)
+	MOVQ    sum+16(FP), SI
+	MOVQ    SI, 24(SP)
+	MOVQ    k+24(FP), CX
+	MOVQ    ahead+56(FP), R8
+	MOVQ    work+64(FP), AX
+	XORQ    R13, R13
+	MOVQ    $0x00000200, R9
+	MOVQ    $0x00000600, R10
+	VMOVUPS expLow<>+0(SB), Z21
+	VMOVUPS expHigh<>+0(SB), Z22
+	MOVQ    work+64(FP), R12
+	VPXORD  Z18, Z18, Z18
+	VMOVUPS Z18, 16384(R12)
+	VMOVUPS minusInf<>+0(SB), Z23
+	VMOVUPS Z18, 16448(R12)
+	VMOVUPS minusInf<>+0(SB), Z24
+
+split:
+	MOVQ $0x00000010, BX
+
+group:
+	CMPQ   (SP), $0x00
+	JE     fetch
+	MOVQ   (CX), SI
+	MOVQ   (CX)(R8*8), DI
+	MOVQ   q+40(FP), DX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z8, Z8, Z8
+	VPXORD Z1, Z1, Z1
+	VPXORD Z9, Z9, Z9
+	MOVQ   pairs+48(FP), R12
+	SUBQ   $0x02, R12
+	JLT    last
+
+pairs:
+	PREFETCHT0 (DI)
+	VMOVUPS    (SI), Z16
+	PREFETCHT0 64(DI)
+	VMOVUPS    64(SI), Z17
+	LONG       $0x00000000507ef262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000000
+	QUAD       $0x000a4c52507eb262
+	LONG       $0x0000000050767262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000001
+	QUAD       $0x010a4c5250763262
+	ADDQ       $0x80, SI
+	ADDQ       $0x80, DI
+	ADDQ       $0x08, DX
+	SUBQ       $0x02, R12
+	JGE        pairs
+
+last:
+	INCQ       R12
+	JNZ        store
+	PREFETCHT0 (DI)
+	VMOVUPS    (SI), Z16
+	LONG       $0x00000000507ef262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000000
+	QUAD       $0x000a4c52507eb262
+
+store:
+	VADDPS  Z8, Z0, Z0
+	VMOVUPS Z0, (AX)
+	VMAXPS  Z0, Z23, Z23
+	VADDPS  Z9, Z1, Z1
+	VMOVUPS Z1, 1024(AX)
+	VMAXPS  Z1, Z24, Z24
+	ADDQ    $0x40, AX
+	ADDQ    $0x08, CX
+	JMP     exponentials
+
+fetch:
+	MOVQ       $0x00000010, SI
+	SUBQ       BX, SI
+	SHLQ       $0x09, SI
+	ADDQ       (CX), SI
+	PREFETCHT1 (SI)
+	PREFETCHT1 64(SI)
+	PREFETCHT1 128(SI)
+	PREFETCHT1 192(SI)
+	PREFETCHT1 256(SI)
+	PREFETCHT1 320(SI)
+	PREFETCHT1 384(SI)
+	PREFETCHT1 448(SI)
+
+exponentials:
+	TESTQ       R13, R13
+	JZ          next
+	MOVQ        work+64(FP), R12
+	MOVQ        16(SP), SI
+	MOVQ        8(SP), DI
+	VMOVUPS     (R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST (SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16384(R12), Z18, Z19
+	VMOVUPS     Z19, 16384(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, (DI)
+	VMOVUPS     1024(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 4(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16448(R12), Z18, Z19
+	VMOVUPS     Z19, 16448(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 512(DI)
+	ADDQ        $0x40, R13
+	ADDQ        $0x20, 8(SP)
+
+next:
+	DECQ          BX
+	JNZ           group
+	TESTQ         R13, R13
+	JZ            largest
+	MOVQ          work+64(FP), R12
+	MOVQ          24(SP), SI
+	VMOVUPS       16384(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, (SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16384(R12)
+	VMOVUPS       16448(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16448(R12)
+	ADDQ          $0x20, 16(SP)
+	ADDQ          $0x20, 24(SP)
+	ADDQ          $0x00000e00, 8(SP)
+
+largest:
+	CMPQ          (SP), $0x00
+	JE            end
+	DECQ          (SP)
+	MOVQ          16(SP), SI
+	VMOVAPS       Z23, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, (SI)
+	VMOVUPS       minusInf<>+0(SB), Z23
+	VMOVAPS       Z24, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VMOVUPS       minusInf<>+0(SB), Z24
+	LEAQ          -1024(AX), R13
+	MOVQ          work+64(FP), AX
+	LEAQ          8192(AX)(AX*1), AX
+	SUBQ          R13, AX
+	JMP           split
+
+end:
 	VZEROUPPER
 	RET
 
@@ -1334,6 +1966,292 @@ store:
 	ADDQ    $0x08, CX
 	DECQ    BX
 	JNZ     group
+	VZEROUPPER
+	RET
+
+// func weightsDotsRows3(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+
+TEXT ·weightsDotsRows3(SB), NOSPLIT, $32-72
+	MOVQ    splits+32(FP), SI
+	MOVQ    SI, (SP)
+	MOVQ    w+0(FP), SI
+	MOVQ    SI, 8(SP)
+	MOVQ    max+8(FP), SI
+	MOVQ    SI, 16(SP)
+	MOVQ    sum+16(FP), SI
+	MOVQ    SI, 24(SP)
+	MOVQ    k+24(FP), CX
+	MOVQ    ahead+56(FP), R8
+	MOVQ    work+64(FP), AX
+	XORQ    R13, R13
+	MOVQ    $0x00000200, R9
+	MOVQ    $0x00000600, R10
+	VMOVUPS expLow<>+0(SB), Z21
+	VMOVUPS expHigh<>+0(SB), Z22
+	MOVQ    work+64(FP), R12
+	VPXORD  Z18, Z18, Z18
+	VMOVUPS Z18, 16384(R12)
+	VMOVUPS minusInf<>+0(SB), Z23
+	VMOVUPS Z18, 16448(R12)
+	VMOVUPS minusInf<>+0(SB), Z24
+	VMOVUPS Z18, 16512(R12)
+	VMOVUPS minusInf<>+0(SB), Z25
+
+split:
+	MOVQ $0x00000010, BX
+
+group:
+	CMPQ   (SP), $0x00
+	JE     fetch
+	MOVQ   (CX), SI
+	MOVQ   (CX)(R8*8), DI
+	MOVQ   q+40(FP), DX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z8, Z8, Z8
+	VPXORD Z1, Z1, Z1
+	VPXORD Z9, Z9, Z9
+	VPXORD Z2, Z2, Z2
+	VPXORD Z10, Z10, Z10
+	MOVQ   pairs+48(FP), R12
+	SUBQ   $0x02, R12
+	JLT    last
+
+pairs:
+	PREFETCHT0 (DI)
+	VMOVUPS    (SI), Z16
+	PREFETCHT0 64(DI)
+	VMOVUPS    64(SI), Z17
+	LONG       $0x00000000507ef262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000000
+	QUAD       $0x000a4c52507eb262
+	QUAD       $0x004a5452507eb262
+	LONG       $0x0000000050767262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000001
+	QUAD       $0x010a4c5250763262
+	QUAD       $0x014a545250763262
+	ADDQ       $0x80, SI
+	ADDQ       $0x80, DI
+	ADDQ       $0x08, DX
+	SUBQ       $0x02, R12
+	JGE        pairs
+
+last:
+	INCQ       R12
+	JNZ        store
+	PREFETCHT0 (DI)
+	VMOVUPS    (SI), Z16
+	LONG       $0x00000000507ef262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000000
+	QUAD       $0x000a4c52507eb262
+	QUAD       $0x004a5452507eb262
+
+store:
+	VADDPS  Z8, Z0, Z0
+	VMOVUPS Z0, (AX)
+	VMAXPS  Z0, Z23, Z23
+	VADDPS  Z9, Z1, Z1
+	VMOVUPS Z1, 1024(AX)
+	VMAXPS  Z1, Z24, Z24
+	VADDPS  Z10, Z2, Z2
+	VMOVUPS Z2, 2048(AX)
+	VMAXPS  Z2, Z25, Z25
+	ADDQ    $0x40, AX
+	ADDQ    $0x08, CX
+	JMP     exponentials
+
+fetch:
+	MOVQ       $0x00000010, SI
+	SUBQ       BX, SI
+	SHLQ       $0x09, SI
+	ADDQ       (CX), SI
+	PREFETCHT1 (SI)
+	PREFETCHT1 64(SI)
+	PREFETCHT1 128(SI)
+	PREFETCHT1 192(SI)
+	PREFETCHT1 256(SI)
+	PREFETCHT1 320(SI)
+	PREFETCHT1 384(SI)
+	PREFETCHT1 448(SI)
+
+exponentials:
+	TESTQ       R13, R13
+	JZ          next
+	MOVQ        work+64(FP), R12
+	MOVQ        16(SP), SI
+	MOVQ        8(SP), DI
+	VMOVUPS     (R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST (SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16384(R12), Z18, Z19
+	VMOVUPS     Z19, 16384(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, (DI)
+	VMOVUPS     1024(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 4(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16448(R12), Z18, Z19
+	VMOVUPS     Z19, 16448(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 512(DI)
+	VMOVUPS     2048(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 8(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16512(R12), Z18, Z19
+	VMOVUPS     Z19, 16512(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 1024(DI)
+	ADDQ        $0x40, R13
+	ADDQ        $0x20, 8(SP)
+
+next:
+	DECQ          BX
+	JNZ           group
+	TESTQ         R13, R13
+	JZ            largest
+	MOVQ          work+64(FP), R12
+	MOVQ          24(SP), SI
+	VMOVUPS       16384(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, (SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16384(R12)
+	VMOVUPS       16448(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16448(R12)
+	VMOVUPS       16512(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 8(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16512(R12)
+	ADDQ          $0x20, 16(SP)
+	ADDQ          $0x20, 24(SP)
+	ADDQ          $0x00000e00, 8(SP)
+
+largest:
+	CMPQ          (SP), $0x00
+	JE            end
+	DECQ          (SP)
+	MOVQ          16(SP), SI
+	VMOVAPS       Z23, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, (SI)
+	VMOVUPS       minusInf<>+0(SB), Z23
+	VMOVAPS       Z24, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VMOVUPS       minusInf<>+0(SB), Z24
+	VMOVAPS       Z25, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 8(SI)
+	VMOVUPS       minusInf<>+0(SB), Z25
+	LEAQ          -1024(AX), R13
+	MOVQ          work+64(FP), AX
+	LEAQ          8192(AX)(AX*1), AX
+	SUBQ          R13, AX
+	JMP           split
+
+end:
 	VZEROUPPER
 	RET
 
@@ -1502,6 +2420,350 @@ store:
 	ADDQ    $0x08, CX
 	DECQ    BX
 	JNZ     group
+	VZEROUPPER
+	RET
+
+// func weightsDotsRows4(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+
+TEXT ·weightsDotsRows4(SB), NOSPLIT, $32-72
+	MOVQ    splits+32(FP), SI
+	MOVQ    SI, (SP)
+	MOVQ    w+0(FP), SI
+	MOVQ    SI, 8(SP)
+	MOVQ    max+8(FP), SI
+	MOVQ    SI, 16(SP)
+	MOVQ    sum+16(FP), SI
+	MOVQ    SI, 24(SP)
+	MOVQ    k+24(FP), CX
+	MOVQ    ahead+56(FP), R8
+	MOVQ    work+64(FP), AX
+	XORQ    R13, R13
+	MOVQ    $0x00000200, R9
+	MOVQ    $0x00000600, R10
+	VMOVUPS expLow<>+0(SB), Z21
+	VMOVUPS expHigh<>+0(SB), Z22
+	MOVQ    work+64(FP), R12
+	VPXORD  Z18, Z18, Z18
+	VMOVUPS Z18, 16384(R12)
+	VMOVUPS minusInf<>+0(SB), Z23
+	VMOVUPS Z18, 16448(R12)
+	VMOVUPS minusInf<>+0(SB), Z24
+	VMOVUPS Z18, 16512(R12)
+	VMOVUPS minusInf<>+0(SB), Z25
+	VMOVUPS Z18, 16576(R12)
+	VMOVUPS minusInf<>+0(SB), Z26
+
+split:
+	MOVQ $0x00000010, BX
+
+group:
+	CMPQ   (SP), $0x00
+	JE     fetch
+	MOVQ   (CX), SI
+	MOVQ   (CX)(R8*8), DI
+	MOVQ   q+40(FP), DX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z8, Z8, Z8
+	VPXORD Z1, Z1, Z1
+	VPXORD Z9, Z9, Z9
+	VPXORD Z2, Z2, Z2
+	VPXORD Z10, Z10, Z10
+	VPXORD Z3, Z3, Z3
+	VPXORD Z11, Z11, Z11
+	MOVQ   pairs+48(FP), R12
+	SUBQ   $0x02, R12
+	JLT    last
+
+pairs:
+	PREFETCHT0 (DI)
+	VMOVUPS    (SI), Z16
+	PREFETCHT0 64(DI)
+	VMOVUPS    64(SI), Z17
+	LONG       $0x00000000507ef262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000000
+	QUAD       $0x000a4c52507eb262
+	QUAD       $0x004a5452507eb262
+	QUAD       $0x00125c52507eb262
+	LONG       $0x0000000050767262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000001
+	QUAD       $0x010a4c5250763262
+	QUAD       $0x014a545250763262
+	QUAD       $0x01125c5250763262
+	ADDQ       $0x80, SI
+	ADDQ       $0x80, DI
+	ADDQ       $0x08, DX
+	SUBQ       $0x02, R12
+	JGE        pairs
+
+last:
+	INCQ       R12
+	JNZ        store
+	PREFETCHT0 (DI)
+	VMOVUPS    (SI), Z16
+	LONG       $0x00000000507ef262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000000
+	QUAD       $0x000a4c52507eb262
+	QUAD       $0x004a5452507eb262
+	QUAD       $0x00125c52507eb262
+
+store:
+	VADDPS  Z8, Z0, Z0
+	VMOVUPS Z0, (AX)
+	VMAXPS  Z0, Z23, Z23
+	VADDPS  Z9, Z1, Z1
+	VMOVUPS Z1, 1024(AX)
+	VMAXPS  Z1, Z24, Z24
+	VADDPS  Z10, Z2, Z2
+	VMOVUPS Z2, 2048(AX)
+	VMAXPS  Z2, Z25, Z25
+	VADDPS  Z11, Z3, Z3
+	VMOVUPS Z3, 3072(AX)
+	VMAXPS  Z3, Z26, Z26
+	ADDQ    $0x40, AX
+	ADDQ    $0x08, CX
+	JMP     exponentials
+
+fetch:
+	MOVQ       $0x00000010, SI
+	SUBQ       BX, SI
+	SHLQ       $0x09, SI
+	ADDQ       (CX), SI
+	PREFETCHT1 (SI)
+	PREFETCHT1 64(SI)
+	PREFETCHT1 128(SI)
+	PREFETCHT1 192(SI)
+	PREFETCHT1 256(SI)
+	PREFETCHT1 320(SI)
+	PREFETCHT1 384(SI)
+	PREFETCHT1 448(SI)
+
+exponentials:
+	TESTQ       R13, R13
+	JZ          next
+	MOVQ        work+64(FP), R12
+	MOVQ        16(SP), SI
+	MOVQ        8(SP), DI
+	VMOVUPS     (R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST (SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16384(R12), Z18, Z19
+	VMOVUPS     Z19, 16384(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, (DI)
+	VMOVUPS     1024(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 4(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16448(R12), Z18, Z19
+	VMOVUPS     Z19, 16448(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 512(DI)
+	VMOVUPS     2048(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 8(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16512(R12), Z18, Z19
+	VMOVUPS     Z19, 16512(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 1024(DI)
+	VMOVUPS     3072(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 12(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16576(R12), Z18, Z19
+	VMOVUPS     Z19, 16576(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 1536(DI)
+	ADDQ        $0x40, R13
+	ADDQ        $0x20, 8(SP)
+
+next:
+	DECQ          BX
+	JNZ           group
+	TESTQ         R13, R13
+	JZ            largest
+	MOVQ          work+64(FP), R12
+	MOVQ          24(SP), SI
+	VMOVUPS       16384(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, (SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16384(R12)
+	VMOVUPS       16448(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16448(R12)
+	VMOVUPS       16512(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 8(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16512(R12)
+	VMOVUPS       16576(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 12(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16576(R12)
+	ADDQ          $0x20, 16(SP)
+	ADDQ          $0x20, 24(SP)
+	ADDQ          $0x00000e00, 8(SP)
+
+largest:
+	CMPQ          (SP), $0x00
+	JE            end
+	DECQ          (SP)
+	MOVQ          16(SP), SI
+	VMOVAPS       Z23, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, (SI)
+	VMOVUPS       minusInf<>+0(SB), Z23
+	VMOVAPS       Z24, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VMOVUPS       minusInf<>+0(SB), Z24
+	VMOVAPS       Z25, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 8(SI)
+	VMOVUPS       minusInf<>+0(SB), Z25
+	VMOVAPS       Z26, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 12(SI)
+	VMOVUPS       minusInf<>+0(SB), Z26
+	LEAQ          -1024(AX), R13
+	MOVQ          work+64(FP), AX
+	LEAQ          8192(AX)(AX*1), AX
+	SUBQ          R13, AX
+	JMP           split
+
+end:
 	VZEROUPPER
 	RET
 
@@ -1695,6 +2957,416 @@ store:
 	ADDQ    $0x08, CX
 	DECQ    BX
 	JNZ     group
+	VZEROUPPER
+	RET
+
+// func weightsDotsRows5(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+
+TEXT ·weightsDotsRows5(SB), NOSPLIT, $32-72
+	MOVQ    splits+32(FP), SI
+	MOVQ    SI, (SP)
+	MOVQ    w+0(FP), SI
+	MOVQ    SI, 8(SP)
+	MOVQ    max+8(FP), SI
+	MOVQ    SI, 16(SP)
+	MOVQ    sum+16(FP), SI
+	MOVQ    SI, 24(SP)
+	MOVQ    k+24(FP), CX
+	MOVQ    ahead+56(FP), R8
+	MOVQ    work+64(FP), AX
+	XORQ    R13, R13
+	MOVQ    $0x00000200, R9
+	MOVQ    $0x00000600, R10
+	VMOVUPS expLow<>+0(SB), Z21
+	VMOVUPS expHigh<>+0(SB), Z22
+	MOVQ    work+64(FP), R12
+	VPXORD  Z18, Z18, Z18
+	VMOVUPS Z18, 16384(R12)
+	VMOVUPS minusInf<>+0(SB), Z23
+	VMOVUPS Z18, 16448(R12)
+	VMOVUPS minusInf<>+0(SB), Z24
+	VMOVUPS Z18, 16512(R12)
+	VMOVUPS minusInf<>+0(SB), Z25
+	VMOVUPS Z18, 16576(R12)
+	VMOVUPS minusInf<>+0(SB), Z26
+	VMOVUPS Z18, 16640(R12)
+	VMOVUPS minusInf<>+0(SB), Z27
+
+split:
+	MOVQ $0x00000010, BX
+
+group:
+	CMPQ   (SP), $0x00
+	JE     fetch
+	MOVQ   (CX), SI
+	MOVQ   (CX)(R8*8), DI
+	MOVQ   q+40(FP), DX
+	LEAQ   (DX)(R9*4), R11
+	VPXORD Z0, Z0, Z0
+	VPXORD Z8, Z8, Z8
+	VPXORD Z1, Z1, Z1
+	VPXORD Z9, Z9, Z9
+	VPXORD Z2, Z2, Z2
+	VPXORD Z10, Z10, Z10
+	VPXORD Z3, Z3, Z3
+	VPXORD Z11, Z11, Z11
+	VPXORD Z4, Z4, Z4
+	VPXORD Z12, Z12, Z12
+	MOVQ   pairs+48(FP), R12
+	SUBQ   $0x02, R12
+	JLT    last
+
+pairs:
+	PREFETCHT0 (DI)
+	VMOVUPS    (SI), Z16
+	PREFETCHT0 64(DI)
+	VMOVUPS    64(SI), Z17
+	LONG       $0x00000000507ef262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000000
+	QUAD       $0x000a4c52507eb262
+	QUAD       $0x004a5452507eb262
+	QUAD       $0x00125c52507eb262
+	LONG       $0x00000000507ed262
+	WORD       $0x0000000000006352
+	BYTE       $0x0000000000000000
+	LONG       $0x0000000050767262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000001
+	QUAD       $0x010a4c5250763262
+	QUAD       $0x014a545250763262
+	QUAD       $0x01125c5250763262
+	LONG       $0x0000000050765262
+	WORD       $0x0000000000006352
+	BYTE       $0x0000000000000001
+	ADDQ       $0x80, SI
+	ADDQ       $0x80, DI
+	ADDQ       $0x08, DX
+	ADDQ       $0x08, R11
+	SUBQ       $0x02, R12
+	JGE        pairs
+
+last:
+	INCQ       R12
+	JNZ        store
+	PREFETCHT0 (DI)
+	VMOVUPS    (SI), Z16
+	LONG       $0x00000000507ef262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000000
+	QUAD       $0x000a4c52507eb262
+	QUAD       $0x004a5452507eb262
+	QUAD       $0x00125c52507eb262
+	LONG       $0x00000000507ed262
+	WORD       $0x0000000000006352
+	BYTE       $0x0000000000000000
+
+store:
+	VADDPS  Z8, Z0, Z0
+	VMOVUPS Z0, (AX)
+	VMAXPS  Z0, Z23, Z23
+	VADDPS  Z9, Z1, Z1
+	VMOVUPS Z1, 1024(AX)
+	VMAXPS  Z1, Z24, Z24
+	VADDPS  Z10, Z2, Z2
+	VMOVUPS Z2, 2048(AX)
+	VMAXPS  Z2, Z25, Z25
+	VADDPS  Z11, Z3, Z3
+	VMOVUPS Z3, 3072(AX)
+	VMAXPS  Z3, Z26, Z26
+	VADDPS  Z12, Z4, Z4
+	VMOVUPS Z4, 4096(AX)
+	VMAXPS  Z4, Z27, Z27
+	ADDQ    $0x40, AX
+	ADDQ    $0x08, CX
+	JMP     exponentials
+
+fetch:
+	MOVQ       $0x00000010, SI
+	SUBQ       BX, SI
+	SHLQ       $0x09, SI
+	ADDQ       (CX), SI
+	PREFETCHT1 (SI)
+	PREFETCHT1 64(SI)
+	PREFETCHT1 128(SI)
+	PREFETCHT1 192(SI)
+	PREFETCHT1 256(SI)
+	PREFETCHT1 320(SI)
+	PREFETCHT1 384(SI)
+	PREFETCHT1 448(SI)
+
+exponentials:
+	TESTQ       R13, R13
+	JZ          next
+	MOVQ        work+64(FP), R12
+	MOVQ        16(SP), SI
+	MOVQ        8(SP), DI
+	VMOVUPS     (R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST (SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16384(R12), Z18, Z19
+	VMOVUPS     Z19, 16384(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, (DI)
+	VMOVUPS     1024(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 4(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16448(R12), Z18, Z19
+	VMOVUPS     Z19, 16448(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 512(DI)
+	VMOVUPS     2048(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 8(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16512(R12), Z18, Z19
+	VMOVUPS     Z19, 16512(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 1024(DI)
+	VMOVUPS     3072(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 12(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16576(R12), Z18, Z19
+	VMOVUPS     Z19, 16576(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 1536(DI)
+	VMOVUPS     4096(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 16(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16640(R12), Z18, Z19
+	VMOVUPS     Z19, 16640(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 2048(DI)
+	ADDQ        $0x40, R13
+	ADDQ        $0x20, 8(SP)
+
+next:
+	DECQ          BX
+	JNZ           group
+	TESTQ         R13, R13
+	JZ            largest
+	MOVQ          work+64(FP), R12
+	MOVQ          24(SP), SI
+	VMOVUPS       16384(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, (SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16384(R12)
+	VMOVUPS       16448(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16448(R12)
+	VMOVUPS       16512(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 8(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16512(R12)
+	VMOVUPS       16576(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 12(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16576(R12)
+	VMOVUPS       16640(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 16(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16640(R12)
+	ADDQ          $0x20, 16(SP)
+	ADDQ          $0x20, 24(SP)
+	ADDQ          $0x00000e00, 8(SP)
+
+largest:
+	CMPQ          (SP), $0x00
+	JE            end
+	DECQ          (SP)
+	MOVQ          16(SP), SI
+	VMOVAPS       Z23, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, (SI)
+	VMOVUPS       minusInf<>+0(SB), Z23
+	VMOVAPS       Z24, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VMOVUPS       minusInf<>+0(SB), Z24
+	VMOVAPS       Z25, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 8(SI)
+	VMOVUPS       minusInf<>+0(SB), Z25
+	VMOVAPS       Z26, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 12(SI)
+	VMOVUPS       minusInf<>+0(SB), Z26
+	VMOVAPS       Z27, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 16(SI)
+	VMOVUPS       minusInf<>+0(SB), Z27
+	LEAQ          -1024(AX), R13
+	MOVQ          work+64(FP), AX
+	LEAQ          8192(AX)(AX*1), AX
+	SUBQ          R13, AX
+	JMP           split
+
+end:
 	VZEROUPPER
 	RET
 
@@ -1923,6 +3595,474 @@ store:
 	ADDQ    $0x08, CX
 	DECQ    BX
 	JNZ     group
+	VZEROUPPER
+	RET
+
+// func weightsDotsRows6(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+
+TEXT ·weightsDotsRows6(SB), NOSPLIT, $32-72
+	MOVQ    splits+32(FP), SI
+	MOVQ    SI, (SP)
+	MOVQ    w+0(FP), SI
+	MOVQ    SI, 8(SP)
+	MOVQ    max+8(FP), SI
+	MOVQ    SI, 16(SP)
+	MOVQ    sum+16(FP), SI
+	MOVQ    SI, 24(SP)
+	MOVQ    k+24(FP), CX
+	MOVQ    ahead+56(FP), R8
+	MOVQ    work+64(FP), AX
+	XORQ    R13, R13
+	MOVQ    $0x00000200, R9
+	MOVQ    $0x00000600, R10
+	VMOVUPS expLow<>+0(SB), Z21
+	VMOVUPS expHigh<>+0(SB), Z22
+	MOVQ    work+64(FP), R12
+	VPXORD  Z18, Z18, Z18
+	VMOVUPS Z18, 16384(R12)
+	VMOVUPS minusInf<>+0(SB), Z23
+	VMOVUPS Z18, 16448(R12)
+	VMOVUPS minusInf<>+0(SB), Z24
+	VMOVUPS Z18, 16512(R12)
+	VMOVUPS minusInf<>+0(SB), Z25
+	VMOVUPS Z18, 16576(R12)
+	VMOVUPS minusInf<>+0(SB), Z26
+	VMOVUPS Z18, 16640(R12)
+	VMOVUPS minusInf<>+0(SB), Z27
+	VMOVUPS Z18, 16704(R12)
+	VMOVUPS minusInf<>+0(SB), Z28
+
+split:
+	MOVQ $0x00000010, BX
+
+group:
+	CMPQ   (SP), $0x00
+	JE     fetch
+	MOVQ   (CX), SI
+	MOVQ   (CX)(R8*8), DI
+	MOVQ   q+40(FP), DX
+	LEAQ   (DX)(R9*4), R11
+	VPXORD Z0, Z0, Z0
+	VPXORD Z8, Z8, Z8
+	VPXORD Z1, Z1, Z1
+	VPXORD Z9, Z9, Z9
+	VPXORD Z2, Z2, Z2
+	VPXORD Z10, Z10, Z10
+	VPXORD Z3, Z3, Z3
+	VPXORD Z11, Z11, Z11
+	VPXORD Z4, Z4, Z4
+	VPXORD Z12, Z12, Z12
+	VPXORD Z5, Z5, Z5
+	VPXORD Z13, Z13, Z13
+	MOVQ   pairs+48(FP), R12
+	SUBQ   $0x02, R12
+	JLT    last
+
+pairs:
+	PREFETCHT0 (DI)
+	VMOVUPS    (SI), Z16
+	PREFETCHT0 64(DI)
+	VMOVUPS    64(SI), Z17
+	LONG       $0x00000000507ef262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000000
+	QUAD       $0x000a4c52507eb262
+	QUAD       $0x004a5452507eb262
+	QUAD       $0x00125c52507eb262
+	LONG       $0x00000000507ed262
+	WORD       $0x0000000000006352
+	BYTE       $0x0000000000000000
+	QUAD       $0x000b6c52507e9262
+	LONG       $0x0000000050767262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000001
+	QUAD       $0x010a4c5250763262
+	QUAD       $0x014a545250763262
+	QUAD       $0x01125c5250763262
+	LONG       $0x0000000050765262
+	WORD       $0x0000000000006352
+	BYTE       $0x0000000000000001
+	QUAD       $0x010b6c5250761262
+	ADDQ       $0x80, SI
+	ADDQ       $0x80, DI
+	ADDQ       $0x08, DX
+	ADDQ       $0x08, R11
+	SUBQ       $0x02, R12
+	JGE        pairs
+
+last:
+	INCQ       R12
+	JNZ        store
+	PREFETCHT0 (DI)
+	VMOVUPS    (SI), Z16
+	LONG       $0x00000000507ef262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000000
+	QUAD       $0x000a4c52507eb262
+	QUAD       $0x004a5452507eb262
+	QUAD       $0x00125c52507eb262
+	LONG       $0x00000000507ed262
+	WORD       $0x0000000000006352
+	BYTE       $0x0000000000000000
+	QUAD       $0x000b6c52507e9262
+
+store:
+	VADDPS  Z8, Z0, Z0
+	VMOVUPS Z0, (AX)
+	VMAXPS  Z0, Z23, Z23
+	VADDPS  Z9, Z1, Z1
+	VMOVUPS Z1, 1024(AX)
+	VMAXPS  Z1, Z24, Z24
+	VADDPS  Z10, Z2, Z2
+	VMOVUPS Z2, 2048(AX)
+	VMAXPS  Z2, Z25, Z25
+	VADDPS  Z11, Z3, Z3
+	VMOVUPS Z3, 3072(AX)
+	VMAXPS  Z3, Z26, Z26
+	VADDPS  Z12, Z4, Z4
+	VMOVUPS Z4, 4096(AX)
+	VMAXPS  Z4, Z27, Z27
+	VADDPS  Z13, Z5, Z5
+	VMOVUPS Z5, 5120(AX)
+	VMAXPS  Z5, Z28, Z28
+	ADDQ    $0x40, AX
+	ADDQ    $0x08, CX
+	JMP     exponentials
+
+fetch:
+	MOVQ       $0x00000010, SI
+	SUBQ       BX, SI
+	SHLQ       $0x09, SI
+	ADDQ       (CX), SI
+	PREFETCHT1 (SI)
+	PREFETCHT1 64(SI)
+	PREFETCHT1 128(SI)
+	PREFETCHT1 192(SI)
+	PREFETCHT1 256(SI)
+	PREFETCHT1 320(SI)
+	PREFETCHT1 384(SI)
+	PREFETCHT1 448(SI)
+
+exponentials:
+	TESTQ       R13, R13
+	JZ          next
+	MOVQ        work+64(FP), R12
+	MOVQ        16(SP), SI
+	MOVQ        8(SP), DI
+	VMOVUPS     (R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST (SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16384(R12), Z18, Z19
+	VMOVUPS     Z19, 16384(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, (DI)
+	VMOVUPS     1024(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 4(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16448(R12), Z18, Z19
+	VMOVUPS     Z19, 16448(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 512(DI)
+	VMOVUPS     2048(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 8(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16512(R12), Z18, Z19
+	VMOVUPS     Z19, 16512(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 1024(DI)
+	VMOVUPS     3072(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 12(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16576(R12), Z18, Z19
+	VMOVUPS     Z19, 16576(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 1536(DI)
+	VMOVUPS     4096(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 16(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16640(R12), Z18, Z19
+	VMOVUPS     Z19, 16640(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 2048(DI)
+	VMOVUPS     5120(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 20(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16704(R12), Z18, Z19
+	VMOVUPS     Z19, 16704(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 2560(DI)
+	ADDQ        $0x40, R13
+	ADDQ        $0x20, 8(SP)
+
+next:
+	DECQ          BX
+	JNZ           group
+	TESTQ         R13, R13
+	JZ            largest
+	MOVQ          work+64(FP), R12
+	MOVQ          24(SP), SI
+	VMOVUPS       16384(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, (SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16384(R12)
+	VMOVUPS       16448(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16448(R12)
+	VMOVUPS       16512(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 8(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16512(R12)
+	VMOVUPS       16576(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 12(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16576(R12)
+	VMOVUPS       16640(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 16(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16640(R12)
+	VMOVUPS       16704(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 20(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16704(R12)
+	ADDQ          $0x20, 16(SP)
+	ADDQ          $0x20, 24(SP)
+	ADDQ          $0x00000e00, 8(SP)
+
+largest:
+	CMPQ          (SP), $0x00
+	JE            end
+	DECQ          (SP)
+	MOVQ          16(SP), SI
+	VMOVAPS       Z23, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, (SI)
+	VMOVUPS       minusInf<>+0(SB), Z23
+	VMOVAPS       Z24, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VMOVUPS       minusInf<>+0(SB), Z24
+	VMOVAPS       Z25, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 8(SI)
+	VMOVUPS       minusInf<>+0(SB), Z25
+	VMOVAPS       Z26, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 12(SI)
+	VMOVUPS       minusInf<>+0(SB), Z26
+	VMOVAPS       Z27, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 16(SI)
+	VMOVUPS       minusInf<>+0(SB), Z27
+	VMOVAPS       Z28, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 20(SI)
+	VMOVUPS       minusInf<>+0(SB), Z28
+	LEAQ          -1024(AX), R13
+	MOVQ          work+64(FP), AX
+	LEAQ          8192(AX)(AX*1), AX
+	SUBQ          R13, AX
+	JMP           split
+
+end:
 	VZEROUPPER
 	RET
 
@@ -2168,6 +4308,532 @@ store:
 	ADDQ    $0x08, CX
 	DECQ    BX
 	JNZ     group
+	VZEROUPPER
+	RET
+
+// func weightsDotsRows7(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+
+TEXT ·weightsDotsRows7(SB), NOSPLIT, $32-72
+	MOVQ    splits+32(FP), SI
+	MOVQ    SI, (SP)
+	MOVQ    w+0(FP), SI
+	MOVQ    SI, 8(SP)
+	MOVQ    max+8(FP), SI
+	MOVQ    SI, 16(SP)
+	MOVQ    sum+16(FP), SI
+	MOVQ    SI, 24(SP)
+	MOVQ    k+24(FP), CX
+	MOVQ    ahead+56(FP), R8
+	MOVQ    work+64(FP), AX
+	XORQ    R13, R13
+	MOVQ    $0x00000200, R9
+	MOVQ    $0x00000600, R10
+	VMOVUPS expLow<>+0(SB), Z21
+	VMOVUPS expHigh<>+0(SB), Z22
+	MOVQ    work+64(FP), R12
+	VPXORD  Z18, Z18, Z18
+	VMOVUPS Z18, 16384(R12)
+	VMOVUPS minusInf<>+0(SB), Z23
+	VMOVUPS Z18, 16448(R12)
+	VMOVUPS minusInf<>+0(SB), Z24
+	VMOVUPS Z18, 16512(R12)
+	VMOVUPS minusInf<>+0(SB), Z25
+	VMOVUPS Z18, 16576(R12)
+	VMOVUPS minusInf<>+0(SB), Z26
+	VMOVUPS Z18, 16640(R12)
+	VMOVUPS minusInf<>+0(SB), Z27
+	VMOVUPS Z18, 16704(R12)
+	VMOVUPS minusInf<>+0(SB), Z28
+	VMOVUPS Z18, 16768(R12)
+	VMOVUPS minusInf<>+0(SB), Z29
+
+split:
+	MOVQ $0x00000010, BX
+
+group:
+	CMPQ   (SP), $0x00
+	JE     fetch
+	MOVQ   (CX), SI
+	MOVQ   (CX)(R8*8), DI
+	MOVQ   q+40(FP), DX
+	LEAQ   (DX)(R9*4), R11
+	VPXORD Z0, Z0, Z0
+	VPXORD Z8, Z8, Z8
+	VPXORD Z1, Z1, Z1
+	VPXORD Z9, Z9, Z9
+	VPXORD Z2, Z2, Z2
+	VPXORD Z10, Z10, Z10
+	VPXORD Z3, Z3, Z3
+	VPXORD Z11, Z11, Z11
+	VPXORD Z4, Z4, Z4
+	VPXORD Z12, Z12, Z12
+	VPXORD Z5, Z5, Z5
+	VPXORD Z13, Z13, Z13
+	VPXORD Z6, Z6, Z6
+	VPXORD Z14, Z14, Z14
+	MOVQ   pairs+48(FP), R12
+	SUBQ   $0x02, R12
+	JLT    last
+
+pairs:
+	PREFETCHT0 (DI)
+	VMOVUPS    (SI), Z16
+	PREFETCHT0 64(DI)
+	VMOVUPS    64(SI), Z17
+	LONG       $0x00000000507ef262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000000
+	QUAD       $0x000a4c52507eb262
+	QUAD       $0x004a5452507eb262
+	QUAD       $0x00125c52507eb262
+	LONG       $0x00000000507ed262
+	WORD       $0x0000000000006352
+	BYTE       $0x0000000000000000
+	QUAD       $0x000b6c52507e9262
+	QUAD       $0x004b7452507e9262
+	LONG       $0x0000000050767262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000001
+	QUAD       $0x010a4c5250763262
+	QUAD       $0x014a545250763262
+	QUAD       $0x01125c5250763262
+	LONG       $0x0000000050765262
+	WORD       $0x0000000000006352
+	BYTE       $0x0000000000000001
+	QUAD       $0x010b6c5250761262
+	QUAD       $0x014b745250761262
+	ADDQ       $0x80, SI
+	ADDQ       $0x80, DI
+	ADDQ       $0x08, DX
+	ADDQ       $0x08, R11
+	SUBQ       $0x02, R12
+	JGE        pairs
+
+last:
+	INCQ       R12
+	JNZ        store
+	PREFETCHT0 (DI)
+	VMOVUPS    (SI), Z16
+	LONG       $0x00000000507ef262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000000
+	QUAD       $0x000a4c52507eb262
+	QUAD       $0x004a5452507eb262
+	QUAD       $0x00125c52507eb262
+	LONG       $0x00000000507ed262
+	WORD       $0x0000000000006352
+	BYTE       $0x0000000000000000
+	QUAD       $0x000b6c52507e9262
+	QUAD       $0x004b7452507e9262
+
+store:
+	VADDPS  Z8, Z0, Z0
+	VMOVUPS Z0, (AX)
+	VMAXPS  Z0, Z23, Z23
+	VADDPS  Z9, Z1, Z1
+	VMOVUPS Z1, 1024(AX)
+	VMAXPS  Z1, Z24, Z24
+	VADDPS  Z10, Z2, Z2
+	VMOVUPS Z2, 2048(AX)
+	VMAXPS  Z2, Z25, Z25
+	VADDPS  Z11, Z3, Z3
+	VMOVUPS Z3, 3072(AX)
+	VMAXPS  Z3, Z26, Z26
+	VADDPS  Z12, Z4, Z4
+	VMOVUPS Z4, 4096(AX)
+	VMAXPS  Z4, Z27, Z27
+	VADDPS  Z13, Z5, Z5
+	VMOVUPS Z5, 5120(AX)
+	VMAXPS  Z5, Z28, Z28
+	VADDPS  Z14, Z6, Z6
+	VMOVUPS Z6, 6144(AX)
+	VMAXPS  Z6, Z29, Z29
+	ADDQ    $0x40, AX
+	ADDQ    $0x08, CX
+	JMP     exponentials
+
+fetch:
+	MOVQ       $0x00000010, SI
+	SUBQ       BX, SI
+	SHLQ       $0x09, SI
+	ADDQ       (CX), SI
+	PREFETCHT1 (SI)
+	PREFETCHT1 64(SI)
+	PREFETCHT1 128(SI)
+	PREFETCHT1 192(SI)
+	PREFETCHT1 256(SI)
+	PREFETCHT1 320(SI)
+	PREFETCHT1 384(SI)
+	PREFETCHT1 448(SI)
+
+exponentials:
+	TESTQ       R13, R13
+	JZ          next
+	MOVQ        work+64(FP), R12
+	MOVQ        16(SP), SI
+	MOVQ        8(SP), DI
+	VMOVUPS     (R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST (SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16384(R12), Z18, Z19
+	VMOVUPS     Z19, 16384(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, (DI)
+	VMOVUPS     1024(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 4(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16448(R12), Z18, Z19
+	VMOVUPS     Z19, 16448(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 512(DI)
+	VMOVUPS     2048(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 8(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16512(R12), Z18, Z19
+	VMOVUPS     Z19, 16512(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 1024(DI)
+	VMOVUPS     3072(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 12(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16576(R12), Z18, Z19
+	VMOVUPS     Z19, 16576(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 1536(DI)
+	VMOVUPS     4096(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 16(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16640(R12), Z18, Z19
+	VMOVUPS     Z19, 16640(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 2048(DI)
+	VMOVUPS     5120(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 20(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16704(R12), Z18, Z19
+	VMOVUPS     Z19, 16704(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 2560(DI)
+	VMOVUPS     6144(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 24(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16768(R12), Z18, Z19
+	VMOVUPS     Z19, 16768(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 3072(DI)
+	ADDQ        $0x40, R13
+	ADDQ        $0x20, 8(SP)
+
+next:
+	DECQ          BX
+	JNZ           group
+	TESTQ         R13, R13
+	JZ            largest
+	MOVQ          work+64(FP), R12
+	MOVQ          24(SP), SI
+	VMOVUPS       16384(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, (SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16384(R12)
+	VMOVUPS       16448(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16448(R12)
+	VMOVUPS       16512(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 8(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16512(R12)
+	VMOVUPS       16576(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 12(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16576(R12)
+	VMOVUPS       16640(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 16(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16640(R12)
+	VMOVUPS       16704(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 20(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16704(R12)
+	VMOVUPS       16768(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 24(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16768(R12)
+	ADDQ          $0x20, 16(SP)
+	ADDQ          $0x20, 24(SP)
+	ADDQ          $0x00000e00, 8(SP)
+
+largest:
+	CMPQ          (SP), $0x00
+	JE            end
+	DECQ          (SP)
+	MOVQ          16(SP), SI
+	VMOVAPS       Z23, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, (SI)
+	VMOVUPS       minusInf<>+0(SB), Z23
+	VMOVAPS       Z24, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VMOVUPS       minusInf<>+0(SB), Z24
+	VMOVAPS       Z25, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 8(SI)
+	VMOVUPS       minusInf<>+0(SB), Z25
+	VMOVAPS       Z26, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 12(SI)
+	VMOVUPS       minusInf<>+0(SB), Z26
+	VMOVAPS       Z27, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 16(SI)
+	VMOVUPS       minusInf<>+0(SB), Z27
+	VMOVAPS       Z28, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 20(SI)
+	VMOVUPS       minusInf<>+0(SB), Z28
+	VMOVAPS       Z29, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 24(SI)
+	VMOVUPS       minusInf<>+0(SB), Z29
+	LEAQ          -1024(AX), R13
+	MOVQ          work+64(FP), AX
+	LEAQ          8192(AX)(AX*1), AX
+	SUBQ          R13, AX
+	JMP           split
+
+end:
 	VZEROUPPER
 	RET
 
@@ -2430,6 +5096,590 @@ store:
 	ADDQ    $0x08, CX
 	DECQ    BX
 	JNZ     group
+	VZEROUPPER
+	RET
+
+// func weightsDotsRows8(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+
+TEXT ·weightsDotsRows8(SB), NOSPLIT, $32-72
+	MOVQ    splits+32(FP), SI
+	MOVQ    SI, (SP)
+	MOVQ    w+0(FP), SI
+	MOVQ    SI, 8(SP)
+	MOVQ    max+8(FP), SI
+	MOVQ    SI, 16(SP)
+	MOVQ    sum+16(FP), SI
+	MOVQ    SI, 24(SP)
+	MOVQ    k+24(FP), CX
+	MOVQ    ahead+56(FP), R8
+	MOVQ    work+64(FP), AX
+	XORQ    R13, R13
+	MOVQ    $0x00000200, R9
+	MOVQ    $0x00000600, R10
+	VMOVUPS expLow<>+0(SB), Z21
+	VMOVUPS expHigh<>+0(SB), Z22
+	MOVQ    work+64(FP), R12
+	VPXORD  Z18, Z18, Z18
+	VMOVUPS Z18, 16384(R12)
+	VMOVUPS minusInf<>+0(SB), Z23
+	VMOVUPS Z18, 16448(R12)
+	VMOVUPS minusInf<>+0(SB), Z24
+	VMOVUPS Z18, 16512(R12)
+	VMOVUPS minusInf<>+0(SB), Z25
+	VMOVUPS Z18, 16576(R12)
+	VMOVUPS minusInf<>+0(SB), Z26
+	VMOVUPS Z18, 16640(R12)
+	VMOVUPS minusInf<>+0(SB), Z27
+	VMOVUPS Z18, 16704(R12)
+	VMOVUPS minusInf<>+0(SB), Z28
+	VMOVUPS Z18, 16768(R12)
+	VMOVUPS minusInf<>+0(SB), Z29
+	VMOVUPS Z18, 16832(R12)
+	VMOVUPS minusInf<>+0(SB), Z30
+
+split:
+	MOVQ $0x00000010, BX
+
+group:
+	CMPQ   (SP), $0x00
+	JE     fetch
+	MOVQ   (CX), SI
+	MOVQ   (CX)(R8*8), DI
+	MOVQ   q+40(FP), DX
+	LEAQ   (DX)(R9*4), R11
+	VPXORD Z0, Z0, Z0
+	VPXORD Z8, Z8, Z8
+	VPXORD Z1, Z1, Z1
+	VPXORD Z9, Z9, Z9
+	VPXORD Z2, Z2, Z2
+	VPXORD Z10, Z10, Z10
+	VPXORD Z3, Z3, Z3
+	VPXORD Z11, Z11, Z11
+	VPXORD Z4, Z4, Z4
+	VPXORD Z12, Z12, Z12
+	VPXORD Z5, Z5, Z5
+	VPXORD Z13, Z13, Z13
+	VPXORD Z6, Z6, Z6
+	VPXORD Z14, Z14, Z14
+	VPXORD Z7, Z7, Z7
+	VPXORD Z15, Z15, Z15
+	MOVQ   pairs+48(FP), R12
+	SUBQ   $0x02, R12
+	JLT    last
+
+pairs:
+	PREFETCHT0 (DI)
+	VMOVUPS    (SI), Z16
+	PREFETCHT0 64(DI)
+	VMOVUPS    64(SI), Z17
+	LONG       $0x00000000507ef262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000000
+	QUAD       $0x000a4c52507eb262
+	QUAD       $0x004a5452507eb262
+	QUAD       $0x00125c52507eb262
+	LONG       $0x00000000507ed262
+	WORD       $0x0000000000006352
+	BYTE       $0x0000000000000000
+	QUAD       $0x000b6c52507e9262
+	QUAD       $0x004b7452507e9262
+	QUAD       $0x00137c52507e9262
+	LONG       $0x0000000050767262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000001
+	QUAD       $0x010a4c5250763262
+	QUAD       $0x014a545250763262
+	QUAD       $0x01125c5250763262
+	LONG       $0x0000000050765262
+	WORD       $0x0000000000006352
+	BYTE       $0x0000000000000001
+	QUAD       $0x010b6c5250761262
+	QUAD       $0x014b745250761262
+	QUAD       $0x01137c5250761262
+	ADDQ       $0x80, SI
+	ADDQ       $0x80, DI
+	ADDQ       $0x08, DX
+	ADDQ       $0x08, R11
+	SUBQ       $0x02, R12
+	JGE        pairs
+
+last:
+	INCQ       R12
+	JNZ        store
+	PREFETCHT0 (DI)
+	VMOVUPS    (SI), Z16
+	LONG       $0x00000000507ef262
+	WORD       $0x0000000000004252
+	BYTE       $0x0000000000000000
+	QUAD       $0x000a4c52507eb262
+	QUAD       $0x004a5452507eb262
+	QUAD       $0x00125c52507eb262
+	LONG       $0x00000000507ed262
+	WORD       $0x0000000000006352
+	BYTE       $0x0000000000000000
+	QUAD       $0x000b6c52507e9262
+	QUAD       $0x004b7452507e9262
+	QUAD       $0x00137c52507e9262
+
+store:
+	VADDPS  Z8, Z0, Z0
+	VMOVUPS Z0, (AX)
+	VMAXPS  Z0, Z23, Z23
+	VADDPS  Z9, Z1, Z1
+	VMOVUPS Z1, 1024(AX)
+	VMAXPS  Z1, Z24, Z24
+	VADDPS  Z10, Z2, Z2
+	VMOVUPS Z2, 2048(AX)
+	VMAXPS  Z2, Z25, Z25
+	VADDPS  Z11, Z3, Z3
+	VMOVUPS Z3, 3072(AX)
+	VMAXPS  Z3, Z26, Z26
+	VADDPS  Z12, Z4, Z4
+	VMOVUPS Z4, 4096(AX)
+	VMAXPS  Z4, Z27, Z27
+	VADDPS  Z13, Z5, Z5
+	VMOVUPS Z5, 5120(AX)
+	VMAXPS  Z5, Z28, Z28
+	VADDPS  Z14, Z6, Z6
+	VMOVUPS Z6, 6144(AX)
+	VMAXPS  Z6, Z29, Z29
+	VADDPS  Z15, Z7, Z7
+	VMOVUPS Z7, 7168(AX)
+	VMAXPS  Z7, Z30, Z30
+	ADDQ    $0x40, AX
+	ADDQ    $0x08, CX
+	JMP     exponentials
+
+fetch:
+	MOVQ       $0x00000010, SI
+	SUBQ       BX, SI
+	SHLQ       $0x09, SI
+	ADDQ       (CX), SI
+	PREFETCHT1 (SI)
+	PREFETCHT1 64(SI)
+	PREFETCHT1 128(SI)
+	PREFETCHT1 192(SI)
+	PREFETCHT1 256(SI)
+	PREFETCHT1 320(SI)
+	PREFETCHT1 384(SI)
+	PREFETCHT1 448(SI)
+
+exponentials:
+	TESTQ       R13, R13
+	JZ          next
+	MOVQ        work+64(FP), R12
+	MOVQ        16(SP), SI
+	MOVQ        8(SP), DI
+	VMOVUPS     (R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST (SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16384(R12), Z18, Z19
+	VMOVUPS     Z19, 16384(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, (DI)
+	VMOVUPS     1024(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 4(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16448(R12), Z18, Z19
+	VMOVUPS     Z19, 16448(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 512(DI)
+	VMOVUPS     2048(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 8(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16512(R12), Z18, Z19
+	VMOVUPS     Z19, 16512(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 1024(DI)
+	VMOVUPS     3072(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 12(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16576(R12), Z18, Z19
+	VMOVUPS     Z19, 16576(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 1536(DI)
+	VMOVUPS     4096(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 16(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16640(R12), Z18, Z19
+	VMOVUPS     Z19, 16640(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 2048(DI)
+	VMOVUPS     5120(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 20(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16704(R12), Z18, Z19
+	VMOVUPS     Z19, 16704(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 2560(DI)
+	VMOVUPS     6144(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 24(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16768(R12), Z18, Z19
+	VMOVUPS     Z19, 16768(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 3072(DI)
+	VMOVUPS     7168(R13), Z18
+	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
+	VSUBPS.BCST 28(SI), Z18, Z18
+	VMAXPS      Z18, Z21, Z18
+	VMINPS      Z18, Z22, Z18
+	VMULPS      expLog2e<>+0(SB), Z18, Z19
+	VRNDSCALEPS $0x08, Z19, Z19
+	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
+	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
+	VMOVUPS     expP0<>+0(SB), Z20
+	VFMADD213PS expP1<>+0(SB), Z18, Z20
+	VFMADD213PS expP2<>+0(SB), Z18, Z20
+	VFMADD213PS expP3<>+0(SB), Z18, Z20
+	VFMADD213PS expP4<>+0(SB), Z18, Z20
+	VFMADD213PS expP5<>+0(SB), Z18, Z20
+	VMULPS      Z18, Z20, Z20
+	VFMADD213PS Z18, Z18, Z20
+	VADDPS      one<>+0(SB), Z20, Z20
+	VSCALEFPS   Z19, Z20, Z18
+	VMOVAPS.Z   Z18, K1, Z18
+	VADDPS      16832(R12), Z18, Z19
+	VMOVUPS     Z19, 16832(R12)
+	LONG        $0x00000000487ea262
+	WORD        $0x000000000000e272
+	VMOVUPS     Y20, 3584(DI)
+	ADDQ        $0x40, R13
+	ADDQ        $0x20, 8(SP)
+
+next:
+	DECQ          BX
+	JNZ           group
+	TESTQ         R13, R13
+	JZ            largest
+	MOVQ          work+64(FP), R12
+	MOVQ          24(SP), SI
+	VMOVUPS       16384(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, (SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16384(R12)
+	VMOVUPS       16448(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16448(R12)
+	VMOVUPS       16512(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 8(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16512(R12)
+	VMOVUPS       16576(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 12(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16576(R12)
+	VMOVUPS       16640(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 16(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16640(R12)
+	VMOVUPS       16704(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 20(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16704(R12)
+	VMOVUPS       16768(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 24(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16768(R12)
+	VMOVUPS       16832(R12), Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VADDPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VADDPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VADDPS        X19, X18, X18
+	VMOVSS        X18, 28(SI)
+	VPXORD        Z18, Z18, Z18
+	VMOVUPS       Z18, 16832(R12)
+	ADDQ          $0x20, 16(SP)
+	ADDQ          $0x20, 24(SP)
+	ADDQ          $0x00000e00, 8(SP)
+
+largest:
+	CMPQ          (SP), $0x00
+	JE            end
+	DECQ          (SP)
+	MOVQ          16(SP), SI
+	VMOVAPS       Z23, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, (SI)
+	VMOVUPS       minusInf<>+0(SB), Z23
+	VMOVAPS       Z24, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VMOVUPS       minusInf<>+0(SB), Z24
+	VMOVAPS       Z25, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 8(SI)
+	VMOVUPS       minusInf<>+0(SB), Z25
+	VMOVAPS       Z26, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 12(SI)
+	VMOVUPS       minusInf<>+0(SB), Z26
+	VMOVAPS       Z27, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 16(SI)
+	VMOVUPS       minusInf<>+0(SB), Z27
+	VMOVAPS       Z28, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 20(SI)
+	VMOVUPS       minusInf<>+0(SB), Z28
+	VMOVAPS       Z29, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 24(SI)
+	VMOVUPS       minusInf<>+0(SB), Z29
+	VMOVAPS       Z30, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 28(SI)
+	VMOVUPS       minusInf<>+0(SB), Z30
+	LEAQ          -1024(AX), R13
+	MOVQ          work+64(FP), AX
+	LEAQ          8192(AX)(AX*1), AX
+	SUBQ          R13, AX
+	JMP           split
+
+end:
 	VZEROUPPER
 	RET
 

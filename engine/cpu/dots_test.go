@@ -167,6 +167,51 @@ func TestAttentionDotsAreGeneric(t *testing.T) {
 	}
 }
 
+// TestWeightsDotsAreGeneric compares bits for every number of rows, with scores of
+// every size, infinities among them.
+func TestWeightsDotsAreGeneric(t *testing.T) {
+	const seed = 6
+	t.Logf("seed %d", seed)
+	dotSets(t)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for rows := 1; rows <= unitRows; rows++ {
+		for trial := range 12 {
+			pairs, splits, ahead := 1+rng.IntN(40), 1+rng.IntN(4), rng.IntN(3)
+			size := []float32{1, 30, 1e19}[trial%3] // of queries and keys
+			words := func(n int) []float32 {
+				x := make([]float32, n)
+				for i := range x {
+					low := math.Float32bits(size * (rng.Float32() - 0.5))
+					x[i] = math.Float32frombits(math.Float32bits(size*(rng.Float32()-0.5))&0xffff0000 | low>>16)
+				}
+				return x
+			}
+			list := make([]*byte, splits*splitGroups+ahead+1)
+			for i := range list {
+				list[i] = (*byte)(unsafe.Pointer(&words(pairs * groupPositions)[0]))
+			}
+			q, work := words(rows*dotRowWords), newGuarded(weightsWork)
+			start := []guarded{newGuarded(splits * unitRows * dotRowWords), newGuarded(splits * unitRows), newGuarded(splits * unitRows)}
+			var results [2][]guarded
+			for i, k := range []*mixerKernels{mixersGeneric, mixersFor(AVX512)} {
+				for _, g := range start {
+					results[i] = append(results[i], g.copy())
+				}
+				r := results[i]
+				k.weightsDots[rows-1](r[0].first(), r[1].first(), r[2].first(), &list[0], splits, &q[0], pairs, ahead, work.first())
+			}
+			require.True(t, work.intact())
+			for j, what := range []string{"weight", "largest", "sum"} {
+				want, got := results[0][j], results[1][j]
+				for i, v := range got.x {
+					require.Equal(t, math.Float32bits(want.x[i]), math.Float32bits(v), "%s %d of %d rows, %d pairs, %d splits", what, i, rows, pairs, splits)
+				}
+				require.True(t, got.intact())
+			}
+		}
+	}
+}
+
 // TestPrecision: auto is the fastest that is there, and what is not there is refused.
 func TestPrecision(t *testing.T) {
 	for _, isa := range Supported() {

@@ -25,6 +25,10 @@ type mixerKernels struct {
 	// apart, and even and odd pairs of dims are summed apart.
 	scoresDots [unitRows]func(s *float32, k **byte, groups int, q *float32, pairs, ahead int)
 	mixDots    [unitRows]func(acc *float32, v **byte, groups int, p *float32, chunks, ahead int)
+	// weightsDots makes of some splits, of 16 groups each, the rounded weights w
+	// [splits][8][dotRowWords], the largest score of each row and its sum of weights
+	// [splits][8]: scoresDots, softmax and rounding in one. work is weightsWork numbers.
+	weightsDots [unitRows]func(w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32)
 	// softmax replaces n scores, a multiple of 16, by their exponentials relative
 	// to the largest; those of −Inf are zero. It returns their sum.
 	softmax func(p *float32, n int, max *float32) float32
@@ -90,6 +94,10 @@ var mixersGeneric = &mixerKernels{
 	mixDots: [...]func(*float32, **byte, int, *float32, int, int){
 		mixDotsGeneric(1), mixDotsGeneric(2), mixDotsGeneric(3), mixDotsGeneric(4),
 		mixDotsGeneric(5), mixDotsGeneric(6), mixDotsGeneric(7), mixDotsGeneric(8),
+	},
+	weightsDots: [...]func(w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32){
+		weightsDotsGeneric(1), weightsDotsGeneric(2), weightsDotsGeneric(3), weightsDotsGeneric(4),
+		weightsDotsGeneric(5), weightsDotsGeneric(6), weightsDotsGeneric(7), weightsDotsGeneric(8),
 	},
 	softmax:  softmaxGeneric,
 	merge:    mergeGeneric,
@@ -185,6 +193,21 @@ func scoresDotsGeneric(rows int) func(s *float32, k **byte, groups int, q *float
 				for lane, even := range sums[0] {
 					out[r*splitPositions+g*groupPositions+lane] = even + sums[1][lane]
 				}
+			}
+		}
+	}
+}
+
+func weightsDotsGeneric(rows int) func(w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32) {
+	scores := scoresDotsGeneric(rows)
+	return func(w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32) {
+		for s := range splits {
+			scores(work, &unsafe.Slice(k, splits*splitGroups)[s*splitGroups], splitGroups, q, pairs, ahead)
+			for r := range rows {
+				p := unsafe.Slice(work, rows*splitPositions)[r*splitPositions:][:splitPositions]
+				at := s*unitRows + r
+				unsafe.Slice(sum, at+1)[at] = softmaxGeneric(&p[0], len(p), &unsafe.Slice(max, at+1)[at])
+				roundGeneric(&unsafe.Slice(w, (at+1)*dotRowWords)[at*dotRowWords], &p[0], len(p))
 			}
 		}
 	}

@@ -6785,10 +6785,7 @@ weights:
 	VMULPS        Z5, Z7, Z7
 	VFMADD213PS   Z5, Z5, Z7
 	VADDPS        one<>+0(SB), Z7, Z7
-	VCVTPS2DQ     Z6, Z6
-	VPADDD        expBias<>+0(SB), Z6, Z6
-	VPSLLD        $0x17, Z6, Z6
-	VMULPS        Z6, Z7, Z5
+	VSCALEFPS     Z6, Z7, Z5
 	VMOVAPS.Z     Z5, K1, Z5
 	VMOVUPS       Z5, (AX)
 	VADDPS        Z5, Z2, Z2
@@ -7728,10 +7725,7 @@ tap:
 	VMULPS      Z3, Z6, Z6
 	VFMADD213PS Z3, Z3, Z6
 	VADDPS      one<>+0(SB), Z6, Z6
-	VCVTPS2DQ   Z4, Z4
-	VPADDD      expBias<>+0(SB), Z4, Z4
-	VPSLLD      $0x17, Z4, Z4
-	VMULPS      Z4, Z6, Z3
+	VSCALEFPS   Z4, Z6, Z3
 	VADDPS      one<>+0(SB), Z3, Z3
 	VDIVPS      Z3, Z2, Z2
 	VMOVUPS     Z2, (AX)
@@ -7777,10 +7771,7 @@ restTap:
 	VMULPS      Z2, Z1, Z1
 	VFMADD213PS Z2, Z2, Z1
 	VADDPS      one<>+0(SB), Z1, Z1
-	VCVTPS2DQ   Z0, Z0
-	VPADDD      expBias<>+0(SB), Z0, Z0
-	VPSLLD      $0x17, Z0, Z0
-	VMULPS      Z0, Z1, Z2
+	VSCALEFPS   Z0, Z1, Z2
 	VADDPS      one<>+0(SB), Z2, Z2
 	VDIVPS      Z2, Z5, Z5
 	VMOVUPS     Z5, K1, (AX)
@@ -7986,10 +7977,7 @@ whole:
 	VMULPS      Z3, Z5, Z5
 	VFMADD213PS Z3, Z3, Z5
 	VADDPS      one<>+0(SB), Z5, Z5
-	VCVTPS2DQ   Z4, Z4
-	VPADDD      expBias<>+0(SB), Z4, Z4
-	VPSLLD      $0x17, Z4, Z4
-	VMULPS      Z4, Z5, Z3
+	VSCALEFPS   Z4, Z5, Z3
 	VADDPS      one<>+0(SB), Z3, Z3
 	VDIVPS      Z3, Z2, Z2
 	VMOVUPS     Z2, (AX)
@@ -8023,10 +8011,7 @@ rest:
 	VMULPS      Z3, Z1, Z1
 	VFMADD213PS Z3, Z3, Z1
 	VADDPS      one<>+0(SB), Z1, Z1
-	VCVTPS2DQ   Z0, Z0
-	VPADDD      expBias<>+0(SB), Z0, Z0
-	VPSLLD      $0x17, Z0, Z0
-	VMULPS      Z0, Z1, Z3
+	VSCALEFPS   Z0, Z1, Z3
 	VADDPS      one<>+0(SB), Z3, Z3
 	VDIVPS      Z3, Z2, Z2
 	VMOVUPS     Z2, K1, (AX)

@@ -217,7 +217,7 @@ func (a *attentionRun) run() {
 // whatever instruction set, the bits are the same in each precision.
 func TestAttentionSharesLongContexts(t *testing.T) {
 	for _, c := range []struct{ rows, heads, kvHeads, context, count int }{
-		{1, 4, 1, 1300, 1}, {1, 6, 3, 700, 1}, {2, 2, 1, 1025, 1}, {3, 9, 1, 530, 1}, {1, 2, 1, 1000, 9},
+		{1, 4, 1, 1300, 1}, {1, 6, 3, 700, 1}, {2, 2, 1, 1025, 1}, {3, 9, 1, 530, 1}, {1, 2, 1, 1019, 9},
 	} {
 		want := map[Precision][]uint32{}
 		for _, opt := range settings() {

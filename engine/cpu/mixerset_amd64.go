@@ -70,6 +70,10 @@ var mixersAVX512 = &mixerKernels{
 		mixDotsRows1, mixDotsRows2, mixDotsRows3, mixDotsRows4,
 		mixDotsRows5, mixDotsRows6, mixDotsRows7, mixDotsRows8,
 	},
+	weightsDots: [...]func(w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32){
+		weightsDotsRows1, weightsDotsRows2, weightsDotsRows3, weightsDotsRows4,
+		weightsDotsRows5, weightsDotsRows6, weightsDotsRows7, weightsDotsRows8,
+	},
 	softmax:  softmaxAVX512,
 	merge:    mergeAVX512,
 	pairs:    pairsAVX512,

@@ -1308,10 +1308,7 @@ whole:
 	VMULPS      Z2, Z4, Z4
 	VFMADD213PS Z2, Z2, Z4
 	VADDPS      one<>+0(SB), Z4, Z4
-	VCVTPS2DQ   Z3, Z3
-	VPADDD      expBias<>+0(SB), Z3, Z3
-	VPSLLD      $0x17, Z3, Z3
-	VMULPS      Z3, Z4, Z2
+	VSCALEFPS   Z3, Z4, Z2
 	VMOVUPS     Z2, (AX)
 	ADDQ        $0x00000040, AX
 	ADDQ        $0x00000040, DX
@@ -1341,10 +1338,7 @@ rest:
 	VMULPS      Z2, Z1, Z1
 	VFMADD213PS Z2, Z2, Z1
 	VADDPS      one<>+0(SB), Z1, Z1
-	VCVTPS2DQ   Z0, Z0
-	VPADDD      expBias<>+0(SB), Z0, Z0
-	VPSLLD      $0x17, Z0, Z0
-	VMULPS      Z0, Z1, Z2
+	VSCALEFPS   Z0, Z1, Z2
 	VMOVUPS     Z2, K1, (AX)
 
 done:
@@ -1380,10 +1374,7 @@ whole:
 	VMULPS      Z3, Z5, Z5
 	VFMADD213PS Z3, Z3, Z5
 	VADDPS      one<>+0(SB), Z5, Z5
-	VCVTPS2DQ   Z4, Z4
-	VPADDD      expBias<>+0(SB), Z4, Z4
-	VPSLLD      $0x17, Z4, Z4
-	VMULPS      Z4, Z5, Z3
+	VSCALEFPS   Z4, Z5, Z3
 	VADDPS      one<>+0(SB), Z3, Z3
 	VDIVPS      Z3, Z2, Z2
 	VMOVUPS     Z2, (AX)
@@ -1416,10 +1407,7 @@ rest:
 	VMULPS      Z3, Z1, Z1
 	VFMADD213PS Z3, Z3, Z1
 	VADDPS      one<>+0(SB), Z1, Z1
-	VCVTPS2DQ   Z0, Z0
-	VPADDD      expBias<>+0(SB), Z0, Z0
-	VPSLLD      $0x17, Z0, Z0
-	VMULPS      Z0, Z1, Z3
+	VSCALEFPS   Z0, Z1, Z3
 	VADDPS      one<>+0(SB), Z3, Z3
 	VDIVPS      Z3, Z2, Z2
 	VMOVUPS     Z2, K1, (AX)
@@ -1459,10 +1447,7 @@ whole:
 	VMULPS      Z4, Z6, Z6
 	VFMADD213PS Z4, Z4, Z6
 	VADDPS      one<>+0(SB), Z6, Z6
-	VCVTPS2DQ   Z5, Z5
-	VPADDD      expBias<>+0(SB), Z5, Z5
-	VPSLLD      $0x17, Z5, Z5
-	VMULPS      Z5, Z6, Z4
+	VSCALEFPS   Z5, Z6, Z4
 	VADDPS      one<>+0(SB), Z4, Z4
 	VDIVPS      Z4, Z2, Z2
 	VMULPS      Z3, Z2, Z2
@@ -1498,10 +1483,7 @@ rest:
 	VMULPS      Z4, Z1, Z1
 	VFMADD213PS Z4, Z4, Z1
 	VADDPS      one<>+0(SB), Z1, Z1
-	VCVTPS2DQ   Z0, Z0
-	VPADDD      expBias<>+0(SB), Z0, Z0
-	VPSLLD      $0x17, Z0, Z0
-	VMULPS      Z0, Z1, Z4
+	VSCALEFPS   Z0, Z1, Z4
 	VADDPS      one<>+0(SB), Z4, Z4
 	VDIVPS      Z4, Z2, Z2
 	VMULPS      Z3, Z2, Z2
@@ -1584,10 +1566,7 @@ panel:
 	VMULPS      Z3, Z5, Z5
 	VFMADD213PS Z3, Z3, Z5
 	VADDPS      one<>+0(SB), Z5, Z5
-	VCVTPS2DQ   Z4, Z4
-	VPADDD      expBias<>+0(SB), Z4, Z4
-	VPSLLD      $0x17, Z4, Z4
-	VMULPS      Z4, Z5, Z3
+	VSCALEFPS   Z4, Z5, Z3
 	VADDPS      one<>+0(SB), Z3, Z3
 	VDIVPS      Z3, Z2, Z2
 	VMULPS      64(CX), Z2, Z2

@@ -5,6 +5,9 @@ import (
 
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/batchproof/batchproof/engine/cpu/gen/simd"
 )
 
 const (
@@ -45,22 +48,23 @@ func row(r, disp int) rm {
 	return m
 }
 
-// scores multiplies queries by the keys of groups. Two sums of each row, of even
-// and odd pairs, hide the latency.
-func scores(rows int) {
-	text(fmt.Sprintf("scoresDotsRows%d", rows), "func(s *float32, k **byte, groups int, q *float32, pairs, ahead int)")
-	const s, list, groups, at, next, left, ahead = rax, rcx, rbx, rsi, rdi, r12, r8
-	const keys = 2 * mostRows // registers after the sums
-	sum := func(r, odd int) int { return odd*mostRows + r }
-	Load(Param("s"), general[s])
-	Load(Param("k"), general[list])
-	Load(Param("groups"), general[groups])
-	Load(Param("ahead"), general[ahead])
-	rowStrides()
+// Registers of the kernels that multiply queries by keys.
+const (
+	scoresTo, keysList, groupsLeft, keysAt, keysNext, pairsLeft, keysAhead = rax, rcx, rbx, rsi, rdi, r12, r8
 
-	Label("group")
-	MOVQ(Mem{Base: general[list]}, general[at])
-	MOVQ(Mem{Base: general[list], Index: general[ahead], Scale: 8}, general[next])
+	keys = 2 * mostRows // vectors after the sums
+)
+
+// scoreSum is a sum of a row over even or odd pairs.
+func scoreSum(r, odd int) int { return odd*mostRows + r }
+
+// group16 multiplies queries by the keys of a group, and stores the scores. Two sums
+// of each row, of even and odd pairs, hide the latency.
+func group16(rows int, each func(r int)) {
+	sum := scoreSum
+	const at, next, left = keysAt, keysNext, pairsLeft
+	MOVQ(Mem{Base: general[keysList]}, general[at])
+	MOVQ(Mem{Base: general[keysList], Index: general[keysAhead], Scale: 8}, general[next])
 	Load(Param("q"), general[rowsLow])
 	if rows > 4 {
 		LEAQ(Mem{Base: general[rowsLow], Index: general[rowStride], Scale: 4}, general[rowsHigh])
@@ -103,14 +107,153 @@ func scores(rows int) {
 	Label("store")
 	for r := range rows {
 		VADDPS(vector[sum(r, 1)], vector[sum(r, 0)], vector[sum(r, 0)])
-		VMOVUPS(vector[sum(r, 0)], Mem{Base: general[s], Disp: 4 * r * split})
+		VMOVUPS(vector[sum(r, 0)], Mem{Base: general[scoresTo], Disp: 4 * r * split})
+		each(r)
 	}
-	ADDQ(Imm(4*group), general[s])
-	ADDQ(Imm(8), general[list])
-	DECQ(general[groups])
+	ADDQ(Imm(4*group), general[scoresTo])
+	ADDQ(Imm(8), general[keysList])
+}
+
+// scores multiplies queries by the keys of groups.
+func scores(rows int) {
+	text(fmt.Sprintf("scoresDotsRows%d", rows), "func(s *float32, k **byte, groups int, q *float32, pairs, ahead int)")
+	Load(Param("s"), general[scoresTo])
+	Load(Param("k"), general[keysList])
+	Load(Param("groups"), general[groupsLeft])
+	Load(Param("ahead"), general[keysAhead])
+	rowStrides()
+
+	Label("group")
+	group16(rows, func(int) {})
+	DECQ(general[groupsLeft])
 	JNZ(LabelRef("group"))
 	VZEROUPPER()
 	RET()
+}
+
+// weights makes the weights of whole splits, in one go: between calls no keys would be
+// on their way. The exponentials of a split are taken while the keys of the next one
+// come from memory; so work holds the scores of two splits, and after them a sum of
+// weights for each row, in 16 lanes.
+func weights(rows int) {
+	text(fmt.Sprintf("weightsDotsRows%d", rows), "func(w *float32, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32)")
+	const (
+		before = r13      // scores of the split before
+		x      = keys + 2 // vectors of the exponentials: x, n, p, low, high
+		best   = x + 5    // of each row
+		half   = mostRows * split * 4
+	)
+	splits, to := AllocLocal(8), AllocLocal(8) // left; weights of the split before
+	max, sum := AllocLocal(8), AllocLocal(8)   // of that split
+	load := func(name string, local Mem) {
+		Load(Param(name), general[keysAt])
+		MOVQ(general[keysAt], local)
+	}
+	load("splits", splits)
+	load("w", to)
+	load("max", max)
+	load("sum", sum)
+	Load(Param("k"), general[keysList])
+	Load(Param("ahead"), general[keysAhead])
+	Load(Param("work"), general[scoresTo])
+	XORQ(general[before], general[before])
+	rowStrides()
+	e := simd.AVX512.ExpIn(vector[x+3], vector[x+4])
+	minusInf := simd.Const("minusInf", 0xff800000)
+	total := func(r int) Mem { return Mem{Base: general[pairsLeft], Disp: 2*half + r*line} }
+	Load(Param("work"), general[pairsLeft])
+	VPXORD(vector[x], vector[x], vector[x])
+	for r := range rows {
+		VMOVUPS(vector[x], total(r))
+		VMOVUPS(minusInf, vector[best+r])
+	}
+
+	Label("split")
+	MOVQ(U32(split/group), general[groupsLeft])
+	Label("group")
+	CMPQ(splits, Imm(0))
+	JE(LabelRef("fetch"))
+	group16(rows, func(r int) { VMAXPS(vector[scoreSum(r, 0)], vector[best+r], vector[best+r]) })
+	JMP(LabelRef("exponentials"))
+	Label("fetch") // the beginning of what comes after the last keys
+	MOVQ(U32(split/group), general[keysAt])
+	SUBQ(general[groupsLeft], general[keysAt])
+	SHLQ(Imm(9), general[keysAt])
+	ADDQ(Mem{Base: general[keysList]}, general[keysAt])
+	for i := range 1 << 9 / line {
+		PREFETCHT1(Mem{Base: general[keysAt], Disp: i * line})
+	}
+	Label("exponentials")
+	TESTQ(general[before], general[before])
+	JZ(LabelRef("next"))
+	Load(Param("work"), general[pairsLeft])
+	MOVQ(max, general[keysAt])
+	MOVQ(to, general[keysNext])
+	for r := range rows {
+		VMOVUPS(Mem{Base: general[before], Disp: 4 * r * split}, vector[x])
+		VCMPPS(Imm(4), minusInf, vector[x], reg.K1) // not equal
+		VSUBPS_BCST(Mem{Base: general[keysAt], Disp: 4 * r}, vector[x], vector[x])
+		e.With(vector[x], vector[x+1], vector[x+2])
+		VMOVAPS_Z(vector[x], reg.K1, vector[x])
+		VADDPS(total(r), vector[x], vector[x+1])
+		VMOVUPS(vector[x+1], total(r))
+		vcvtneps2bf16(x, x+2)
+		VMOVUPS(vector[x+2].AsY(), Mem{Base: general[keysNext], Disp: r * rowBytes})
+	}
+	ADDQ(Imm(4*group), general[before])
+	ADDQ(Imm(2*group), to)
+	Label("next")
+	DECQ(general[groupsLeft])
+	JNZ(LabelRef("group"))
+
+	TESTQ(general[before], general[before])
+	JZ(LabelRef("largest"))
+	Load(Param("work"), general[pairsLeft])
+	MOVQ(sum, general[keysAt])
+	for r := range rows {
+		VMOVUPS(total(r), vector[x])
+		fold(VADDPS, x)
+		VMOVSS(vector[x].AsX(), Mem{Base: general[keysAt], Disp: 4 * r})
+		VPXORD(vector[x], vector[x], vector[x])
+		VMOVUPS(vector[x], total(r))
+	}
+	ADDQ(Imm(4*mostRows), max)
+	ADDQ(Imm(4*mostRows), sum)
+	ADDQ(U32(mostRows*rowBytes-2*split), to)
+	Label("largest")
+	CMPQ(splits, Imm(0))
+	JE(LabelRef("end"))
+	DECQ(splits)
+	MOVQ(max, general[keysAt])
+	for r := range rows {
+		VMOVAPS(vector[best+r], vector[x])
+		fold(VMAXPS, x)
+		VMOVSS(vector[x].AsX(), Mem{Base: general[keysAt], Disp: 4 * r})
+		VMOVUPS(minusInf, vector[best+r])
+	}
+	// The halves of work change places.
+	LEAQ(Mem{Base: general[scoresTo], Disp: -4 * split}, general[before])
+	Load(Param("work"), general[scoresTo])
+	LEAQ(Mem{Base: general[scoresTo], Index: general[scoresTo], Scale: 1, Disp: half}, general[scoresTo])
+	SUBQ(general[before], general[scoresTo])
+	JMP(LabelRef("split"))
+	Label("end")
+	VZEROUPPER()
+	RET()
+}
+
+// fold combines 16 lanes of a vector into the lowest as simd.SumLanes does; the next
+// vector is lost.
+func fold(op func(ops ...Op), i int) {
+	x, high := vector[i], vector[i+1]
+	VEXTRACTF64X4(Imm(1), x, high.AsY())
+	op(high.AsY(), x.AsY(), x.AsY())
+	VEXTRACTF32X4(Imm(1), x.AsY(), high.AsX())
+	op(high.AsX(), x.AsX(), x.AsX())
+	VPERMILPS(Imm(0b1110), x.AsX(), high.AsX()) // lanes 2, 3
+	op(high.AsX(), x.AsX(), x.AsX())
+	VPERMILPS(Imm(1), x.AsX(), high.AsX())
+	op(high.AsX(), x.AsX(), x.AsX())
 }
 
 // mix adds the values of groups, weighted, to acc [chunks][rows][16].

@@ -39,6 +39,7 @@ func main() {
 	}
 	for rows := 1; rows <= mostRows; rows++ {
 		scores(rows)
+		weights(rows)
 		mix(rows)
 	}
 	round("roundDots", false)

@@ -148,24 +148,29 @@ func Float(name string, v float32) Mem { return Const(name, math.Float32bits(v))
 // Exp computes eˣ as function exp in generic.go does, bit for bit.
 type Exp struct {
 	isa       ISA
-	low, high reg.VecVirtual
+	low, high reg.Register
 }
 
 // Exp loads what all exponentials of a function share.
-func (isa ISA) Exp() Exp {
-	e := Exp{isa, isa.Vec(), isa.Vec()}
+func (isa ISA) Exp() Exp { return isa.ExpIn(isa.Vec(), isa.Vec()) }
+
+// ExpIn is Exp with two registers that are given.
+func (isa ISA) ExpIn(low, high reg.Register) Exp {
+	e := Exp{isa, low, high}
 	VMOVUPS(Float("expLow", -87.33654), e.low)
 	VMOVUPS(Float("expHigh", 88.37626), e.high)
 	return e
 }
 
 // Of replaces x by its exponential.
-func (e Exp) Of(x reg.VecVirtual) {
+func (e Exp) Of(x reg.VecVirtual) { e.With(x, e.isa.Vec(), e.isa.Vec()) }
+
+// With is Of by means of two registers that are given.
+func (e Exp) With(x, n, p reg.Register) {
 	isa := e.isa
 	// With x as the second source a NaN comes through.
 	VMAXPS(x, e.low, x)
 	VMINPS(x, e.high, x)
-	n, p := isa.Vec(), isa.Vec()
 	VMULPS(Float("expLog2e", 1.44269504088896341), x, n)
 	if isa.Wide() {
 		VRNDSCALEPS(Imm(8), n, n)
@@ -183,6 +188,10 @@ func (e Exp) Of(x reg.VecVirtual) {
 	VMULPS(x, p, p)
 	VFMADD213PS(x, x, p)
 	VADDPS(Float("one", 1), p, p)
+	if isa.Wide() {
+		VSCALEFPS(n, p, x)
+		return
+	}
 	VCVTPS2DQ(n, n)
 	VPADDD(Const("expBias", 127), n, n)
 	VPSLLD(Imm(23), n, n)
