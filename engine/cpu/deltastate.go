@@ -64,6 +64,9 @@ func (s *deltaState) measure(sp backend.DeltaSpec) {
 // DeltaBytes is what [Backend.NewDeltaState] keeps of one sequence over all layers:
 // its state, and the block of tokens under way.
 func DeltaBytes(sp backend.DeltaSpec) int {
+	if sp.Layers == 0 {
+		return 0
+	}
 	var s deltaState
 	s.measure(sp)
 	return 4 * sp.Layers * sp.KeyHeads * s.unitSize
