@@ -199,6 +199,7 @@ func TestUseMeanwhile(t *testing.T) {
 			_ = b.Sample(make([]int32, 1), buf, make([]backend.Sampling, 1))
 		}},
 		{"read", func(b *Backend, buf backend.Buffer, _ backend.DeltaState) { _ = b.Read(make([]float32, 4), buf, 0) }},
+		{"allocate", func(b *Backend, _ backend.Buffer, _ backend.DeltaState) { _, _ = b.NewBuffer(1, 4) }},
 		{"reset", func(b *Backend, _ backend.Buffer, state backend.DeltaState) { b.ResetSlot(state, 0) }},
 		{"close", func(b *Backend, _ backend.Buffer, _ backend.DeltaState) { _ = b.Close() }},
 	} {
