@@ -260,6 +260,10 @@ func TestGraphsOutdated(t *testing.T) {
 		{"a slot is reset", []move{{model: 1, join: 2}}, 2},
 		{"a prompt of one token", []move{{leave: 2}, {join: 1}}, 2},
 		{"several tokens of a row", []move{{steps: 1, several: 2}}, 3},
+		{"another model's steps", []move{{model: 1, join: 2, sampling: drawn}, {model: 1, join: 3}, {model: 1, steps: 3}}, 1 + 2},
+		{"a row that draws nothing", []move{{steps: 2, silent: 2}}, 1 + 2},
+		{"another way to draw", []move{{leave: 1}, {join: 3, sampling: engine.Sampling{Temperature: 1, TopK: 5}}}, 1},
+		{"more KV blocks", []move{{leave: 2}, {join: 48}, {steps: 4}}, 3 + 2},
 		{"a larger layout", []move{{tokens: 600, width: 1}}, 2},
 		{"more to work with", []move{{tokens: 1, width: 1 << 23}}, 2},
 		{"more rows to draw for", append(slices.Repeat([]move{{model: 1, join: 1, sampling: drawn}}, 9), move{model: 1, steps: 1}), 2},
@@ -289,6 +293,31 @@ func TestRepeatKeepsChecks(t *testing.T) {
 	require.Equal(t, 15, dev.Graphs)
 	require.PanicsWithValue(t, "cuda: position 16, the rope has 16", func() { _ = run(16) })
 	require.NoError(t, run(15))
+	require.NoError(t, b.Close())
+	require.Empty(t, dev.Leaks())
+	require.Empty(t, dev.Misuses)
+}
+
+// TestWidestGraph: steps of more rows than graphs are kept for run as lists.
+func TestWidestGraph(t *testing.T) {
+	dev := fake.New()
+	b, err := New(dev)
+	require.NoError(t, err)
+	buf, err := b.NewBuffer(maxGraphWidth+1, 4)
+	require.NoError(t, err)
+	step := &backend.Step{}
+	for i := range maxGraphWidth + 1 {
+		step.Tokens = append(step.Tokens, 0)
+		step.Rows = append(step.Rows, backend.Row{First: i, Count: 1})
+	}
+	for i := range 4 {
+		require.False(t, b.Repeat(t, step, nil, nil))
+		require.NoError(t, b.Sample(nil, buf, nil))
+		widest := &backend.Step{Tokens: step.Tokens[1:], Rows: step.Rows[:maxGraphWidth]}
+		require.Equal(t, i > 1, b.Repeat(t, widest, nil, nil))
+		require.NoError(t, b.Sample(nil, buf, nil))
+	}
+	require.Equal(t, 3, dev.Graphs)
 	require.NoError(t, b.Close())
 	require.Empty(t, dev.Leaks())
 	require.Empty(t, dev.Misuses)
