@@ -265,7 +265,8 @@ func TestGraphsOutdated(t *testing.T) {
 		{"another way to draw", []move{{leave: 1}, {join: 3, sampling: engine.Sampling{Temperature: 1, TopK: 5}}}, 1},
 		{"more KV blocks", []move{{leave: 2}, {join: 48}, {steps: 4}}, 3 + 2},
 		{"a larger layout", []move{{tokens: 600, width: 1}}, 2},
-		{"more to work with", []move{{tokens: 1, width: 1 << 23}}, 2},
+		{"more to work with", []move{{tokens: serverSequences * serverContext, width: 512}}, 2},
+		{"more to read", []move{{tokens: 1, width: 1 << 23}}, 2},
 		{"more rows to draw for", append(slices.Repeat([]move{{model: 1, join: 1, sampling: drawn}}, 9), move{model: 1, steps: 1}), 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -296,6 +297,26 @@ func TestRepeatKeepsChecks(t *testing.T) {
 	require.NoError(t, b.Close())
 	require.Empty(t, dev.Leaks())
 	require.Empty(t, dev.Misuses)
+}
+
+// TestTracedStepsAreNotRepeated: what is traced is done op by op.
+func TestTracedStepsAreNotRepeated(t *testing.T) {
+	dev := fake.New()
+	b, err := New(dev)
+	require.NoError(t, err)
+	net, err := model.Load(checkpoint(t, "llama-tiny"), b, model.Size{Sequences: 1, Context: 16, StepTokens: 16, KVBlocks: 1, KVBlockSize: 16})
+	require.NoError(t, err)
+	stages := 0
+	for start := range 6 {
+		if start == 4 {
+			net.Trace(func(string, backend.Buffer, int) { stages++ })
+		}
+		step := &backend.Step{Tokens: []int32{1}, Rows: []backend.Row{{Count: 1, Start: start, Blocks: []int32{0}}}}
+		require.NoError(t, net.Run(t.Context(), step, []int32{0}, make([]int32, 1), make([]backend.Sampling, 1)))
+	}
+	require.Equal(t, 3, dev.Graphs, "of the first four")
+	require.Equal(t, 2*(1+4*4), stages)
+	require.NoError(t, b.Close())
 }
 
 // TestWidestGraph: steps of more rows than graphs are kept for run as lists.

@@ -167,12 +167,14 @@ var probes = map[string]func(p *probe){
 		for _, dtype := range []backend.DType{backend.BF16, backend.F32} {
 			table := must(p.b.NewMatrix(backend.Stacked, p.source(dtype, 20, 333)))
 			b := must(p.b.NewBuffer(20, 333))
-			few := must(p.b.NewBuffer(3, 333))
+			few, others := must(p.b.NewBuffer(3, 333)), must(p.b.NewBuffer(2, 333))
 			p.begin(20)
 			p.b.Embed(b, table)
 			p.b.Gather(few, b, []int32{19, 0, 7})
+			p.b.Gather(others, b, []int32{3, 18})
 			p.read(b, 20)
 			p.read(few, 3)
+			p.read(others, 2)
 		}
 		// The norm before an f32 linear.
 		src, dst := p.buffer(5, 41), must(p.b.NewBuffer(5, 3))
