@@ -256,7 +256,8 @@ var probes = map[string]func(p *probe){
 		src, dst := p.buffer(75, 3*nq*dim), must(p.b.NewBuffer(75, nq*dim))
 		for _, rows := range [][]backend.Row{
 			{{Count: 75, Blocks: blocks[:11], Prompt: true}},
-			{{Count: 20, Blocks: blocks[15:18], Prompt: true}, {First: 20, Count: 1, Start: 75, Blocks: blocks[:11]}},
+			{{Count: 20, Blocks: blocks[15:18], Prompt: true}, {First: 20, Count: 1, Start: 75, Blocks: blocks[:11]},
+				{First: 21, Count: 4, Blocks: blocks[20:21], Prompt: true}},
 			{{Count: 5, Start: 20, Blocks: blocks[15:19], Prompt: true}},
 		} {
 			last := rows[len(rows)-1]
@@ -276,6 +277,9 @@ var probes = map[string]func(p *probe){
 	"delta_chunks": func(p *probe) { // two chunks and a tail, beside a decode row and another prompt
 		p.delta(backend.DeltaSpec{Layers: 2, Slots: 3, KeyHeads: 1, ValueHeads: 2, KeyDim: 70, ValueDim: 72, ConvWidth: 4}, 1, []backend.Row{
 			{Count: 1, Slot: 2}, {First: 1, Count: 69, Slot: 0, Prompt: true}, {First: 70, Count: 33, Slot: 1, Prompt: true}})
+		// More value heads of a key head than warps.
+		p.delta(backend.DeltaSpec{Layers: 2, Slots: 1, KeyHeads: 1, ValueHeads: 5, KeyDim: 18, ValueDim: 8, ConvWidth: 4}, 1, []backend.Row{
+			{Count: 33, Prompt: true}})
 	},
 	"sample": func(p *probe) {
 		const rows, vocab = 9, 5001
@@ -498,6 +502,7 @@ var seeded = []struct {
 	{"attention_tiles", "unmasked tail of the context", "bool wanted = p < context && d < dim;", "bool wanted = d < dim;", ""},
 	{"attention_tiles", "race: unmasked tail of the queries", "group + i * 8 >= count) continue;", "group + i * 8 >= count + 8) continue;", "race on device memory"},
 	{"attention_tiles", "sum without rescaling", "fmaf(sum[i], scale[i], part)", "sum[i] + part", "differs"},
+	{"attention_tiles", "KV blocks of the first row", "row_blocks[row]", "row_blocks[0]", "differs"},
 	{"attention_tiles", "low parts of the queries forgotten", "					mma_bf16(S[n], rest, pair);\n", "", "differs"},
 
 	{"delta", "convolution with the taps reversed", "tap >= 0 ? weight[c * taps + tap]", "tap >= 0 ? weight[c * taps + taps - 1 - tap]", "differs"},
@@ -525,6 +530,8 @@ var seeded = []struct {
 	{"delta_chunks", "copies not waited for", "cp_async_wait<ring - 2>();", "cp_async_wait<ring - 1>();", "nothing has written"},
 	{"delta_chunks", "unmasked tail of the value dims", "if (d < dk && column + c < dv) own[d * dv + c] = S", "if (d < dk) own[d * dv + c] = S", ""},
 	{"delta_chunks", "low parts forgotten", "		mma_bf16(d[n], a.low, high);\n", "", "differs"},
+	{"delta_chunks", "missing barrier between value heads", "split_tile(from[0], from[1], from[8], from[9]);\n		}\n		__syncwarp();", "split_tile(from[0], from[1], from[8], from[9]);\n		}", "race on shared memory"},
+	{"delta_chunks", "state of the first row", "state + row_slot[row]", "state + row_slot[0]", "race on device memory"},
 	{"delta_chunks", "the state decays by a token too few", "of_token(before, chunk - 1)", "of_token(before, chunk - 2)", "differs"},
 
 	{"sample", "last of the largest", "(a == b && i < j)", "(a == b && i > j)", "differs"},
@@ -545,6 +552,7 @@ var seeded = []struct {
 	{"draw", "the index begins anew", "if (s.phase != by_logit) {", "if (true) {", ""},
 	{"draw", "bits that are known not looked at", "if (level > 0 && key >> (shift + 8) != s.prefix) continue;", "", ""},
 	{"draw", "of the drawn logit not only its tokens", "if (some && key != s.key) continue;", "", "differs"},
+	{"draw", "the index's key taken for the index", "(int32_t)index_key(s.prefix)", "(int32_t)(s.prefix)", "differs"},
 	{"draw", "told before it is known", "	__syncthreads();\n	place p = *told;", "	place p = *told;", ""},
 
 	{"peak", "a load left out", "for (int j = 0; j < read_depth; j++) sum +=", "for (int j = 1; j < read_depth; j++) sum +=", "differs"},
