@@ -150,6 +150,43 @@ func TestMargin(t *testing.T) {
 	require.Empty(t, dev.Leaks())
 }
 
+// TestNoRoomToWorkIn: a model that does not fit beside another ends both, if what
+// steps work with had to grow and cannot: the failure is sticky, and names it.
+func TestNoRoomToWorkIn(t *testing.T) {
+	for _, c := range []struct {
+		what    string
+		room    int64 // beside what is used
+		request func(b *Backend) error
+	}{
+		{"the workspace", 64 << 20, func(b *Backend) error {
+			_, err := b.NewBuffer(8, 2<<20-1000)
+			return err
+		}},
+		{"the layout of a step", 64 << 20, func(b *Backend) error {
+			_, err := b.NewBuffer(1<<21, 4)
+			return err
+		}},
+		{"sampling", 0, func(b *Backend) error { return b.growSample(1<<21, 4) }},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			dev := fake.New()
+			b, err := New(dev)
+			require.NoError(t, err)
+			buf, err := b.NewBuffer(1, 4)
+			require.NoError(t, err)
+			b.memory.free = b.memory.used + b.memory.margin + c.room
+			require.ErrorIs(t, c.request(b), driver.ErrOutOfMemory)
+			b.Begin(&backend.Step{Tokens: []int32{0}, Rows: []backend.Row{{Count: 1}}})
+			err = b.Sample(make([]int32, 1), buf, make([]backend.Sampling, 1))
+			require.ErrorIs(t, err, driver.ErrOutOfMemory)
+			require.ErrorContains(t, err, "cuda: out of device memory: "+c.what+" needs")
+			require.NoError(t, b.Close())
+			require.Empty(t, dev.Leaks())
+			require.Empty(t, dev.Misuses)
+		})
+	}
+}
+
 // TestGraphs: a decode step becomes a graph when it comes the second time, and
 // is launched as one from then on; nothing else is.
 func TestGraphs(t *testing.T) {

@@ -121,6 +121,7 @@ func size(bytes int64) string {
 
 // alloc is memory.alloc, filled with the bytes 0xff (NaN) if asked for.
 func (b *Backend) alloc(what string, bytes int64, poison bool) (driver.Ptr, error) {
+	b.atRest()
 	if b.err != nil {
 		return 0, b.err
 	}
@@ -132,6 +133,18 @@ func (b *Backend) alloc(what string, bytes int64, poison bool) (driver.Ptr, erro
 		err = fmt.Errorf("cuda: %w", err)
 	}
 	return p, err
+}
+
+// realloc is alloc of what ops work with, in place of what was freed. Without it
+// nothing can run, so its failure is sticky.
+func (b *Backend) realloc(p *driver.Ptr, what string, bytes int64) (err error) {
+	if err := b.memory.release(b.dev, *p); err != nil {
+		return b.fail(err)
+	}
+	if *p, err = b.memory.alloc(b.dev, what, bytes); err != nil {
+		return b.fail(err)
+	}
+	return nil
 }
 
 type buffer struct {
@@ -166,7 +179,7 @@ func (b *Backend) NewBuffer(tokens, width int) (backend.Buffer, error) {
 }
 
 // growWorkspace makes room for what an op needs, and for the steps' tokens.
-func (b *Backend) growWorkspace(need int64) (err error) {
+func (b *Backend) growWorkspace(need int64) error {
 	m := &b.memory
 	if need = max(need, m.perToken*int64(b.step.maxTokens)); need <= m.workBytes {
 		return nil
@@ -174,14 +187,8 @@ func (b *Backend) growWorkspace(need int64) (err error) {
 	if err := b.flush(false); err != nil {
 		return err
 	}
-	if err := m.release(b.dev, m.workspace); err != nil {
-		return b.fail(err)
-	}
-	m.workBytes, m.workspace = 0, 0
-	if m.workspace, err = b.alloc("the workspace", need, false); err == nil {
-		m.workBytes = need
-	}
-	return err
+	m.workBytes = need
+	return b.realloc(&m.workspace, "the workspace", need)
 }
 
 type kvCache struct {

@@ -117,6 +117,50 @@ func TestModelTokens(t *testing.T) {
 	})
 }
 
+// TestGrowWithinAStep: buffers and caches may be made while a step is being recorded,
+// also such that what it works with moves.
+func TestGrowWithinAStep(t *testing.T) {
+	run := func(b backend.Backend) [][]float32 {
+		const dim = 16
+		p := &probe{b: b}
+		cacheOf := func(blocks int) backend.KVCache {
+			return must(b.NewKVCache(backend.KVSpec{Layers: 1, Blocks: blocks, BlockSize: 4, KVHeads: 1, HeadDim: dim, DType: backend.F32}))
+		}
+		cache := cacheOf(8)
+		a := &backend.Attention{Heads: 1, KVHeads: 1, HeadDim: dim, Scale: 0.25, Rope: must(b.NewRope([]float32{1}, 64))}
+		src, first, second := p.buffer(6, 3*dim), must(b.NewBuffer(6, dim)), must(b.NewBuffer(6, dim))
+		for _, grow := range []func(n int){
+			func(n int) { must(b.NewBuffer(500+100*n, 1)) }, // the layout
+			func(n int) { cacheOf(1000 + 1000*n) },          // its KV blocks
+			func(n int) { must(b.NewBuffer(8, n<<18)) },     // the workspace
+		} {
+			step := func(tokens int) {
+				b.Begin(&backend.Step{Tokens: make([]int32, 6), Rows: []backend.Row{
+					{Count: tokens, Blocks: []int32{3, 1}, Prompt: true}, {First: tokens, Count: 6 - tokens, Blocks: []int32{6, 2}, Prompt: true},
+				}})
+			}
+			step(5)
+			grow(1)
+			b.Attention(first, src, a, cache)
+			step(2)
+			b.Attention(second, src, a, cache)
+			grow(2)
+			p.read(first, 6)
+			p.read(second, 6)
+		}
+		return p.out
+	}
+	want := run(ref.New())
+	onEach(t, func(t *testing.T, p place) {
+		b := p.open(t)
+		got := run(b)
+		for i := range want {
+			require.InDeltaSlice(t, want[i], got[i], 1e-5, "row %d", i)
+		}
+		require.NoError(t, b.Close())
+	})
+}
+
 // TestTilesFit: the shared memory that prompts ask for is there on every device
 // that the kernels are made for; 8.6 and 8.9 have least.
 func TestTilesFit(t *testing.T) {

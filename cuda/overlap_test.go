@@ -91,7 +91,7 @@ func TestMeanwhile(t *testing.T) {
 // returns it, and everything is freed.
 func TestEveryFailureMeanwhile(t *testing.T) {
 	ck := checkpoint(t, "qwen3.5-tiny")
-	var first, total int
+	var first, last, total int
 	var ends []int // of each step in the undisturbed run, as the device counts
 	kinds := map[string]int{}
 	for at := 0; at <= total; at++ {
@@ -118,12 +118,12 @@ func TestEveryFailureMeanwhile(t *testing.T) {
 		require.Empty(t, dev.Misuses, "after call %d failed", at)
 		if at == 0 {
 			require.NoError(t, err)
-			total = dev.Count()
+			last, total = ends[steps-1], dev.Count()
 			require.Greater(t, total-first, 500, "the run is too short to mean anything")
 			continue
 		}
 		require.ErrorIs(t, err, fake.ErrInjected, "call %d of %d failed", at, total)
-		if at < first {
+		if at < first || at > last {
 			continue
 		}
 		require.Len(t, failed, 1, "call %d of %d failed", at, total)
@@ -144,16 +144,22 @@ func TestEveryFailureMeanwhile(t *testing.T) {
 	require.Len(t, kinds, 3, "%v", kinds)
 }
 
-// TestFailedStartIsSticky: after a step that could not be started nothing is asked of
-// the device, and every further step returns the failure.
-func TestFailedStartIsSticky(t *testing.T) {
+// TestFailedStepIsSticky: after a step that could not be captured, started or waited
+// for nothing is asked of the device, and every further step returns the failure.
+func TestFailedStepIsSticky(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		well  int // steps before
 		again bool
+		at    int // call of the step
+		calls int // of what is done meanwhile
 	}{
-		{"as a list", 0, false},
-		{"repeated", 2, true}, // noted, captured
+		{"start of a list", 0, false, 1, 0},
+		{"wait for a list", 0, false, 2, 1},
+		{"capture", 1, false, 1, 1}, // noted
+		{"start of a graph", 1, false, 2, 1},
+		{"start again", 2, true, 1, 2}, // noted, captured
+		{"wait again", 2, true, 2, 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dev := fake.New()
@@ -170,16 +176,38 @@ func TestFailedStartIsSticky(t *testing.T) {
 			for range c.well {
 				require.NoError(t, sample(false))
 			}
-			dev.FailAt = dev.Count() + 1
-			require.ErrorIs(t, sample(c.again), fake.ErrInjected)
+			dev.FailAt = dev.Count() + c.at
+			err = sample(c.again)
+			require.ErrorIs(t, err, fake.ErrInjected)
+			require.ErrorContains(t, err, "cuda: ")
 			runs := dev.Runs + dev.Graphs
-			require.ErrorIs(t, sample(false), fake.ErrInjected)
-			require.Equal(t, []int{runs, c.well}, []int{dev.Runs + dev.Graphs, calls})
+			require.Equal(t, err, sample(false))
+			require.Equal(t, []int{runs, c.calls}, []int{dev.Runs + dev.Graphs, calls})
 			require.NoError(t, b.Close())
 			require.Empty(t, dev.Leaks())
 			require.Empty(t, dev.Misuses)
 		})
 	}
+}
+
+// TestMeanwhileOnce: not when something is read within the step, and not when more is
+// drawn after it.
+func TestMeanwhileOnce(t *testing.T) {
+	dev := fake.New()
+	b, err := New(dev)
+	require.NoError(t, err)
+	buf, err := b.NewBuffer(1, 4)
+	require.NoError(t, err)
+	calls := 0
+	b.Begin(&backend.Step{Tokens: []int32{0}, Rows: []backend.Row{{Count: 1}}, Meanwhile: func() { calls++ }})
+	require.NoError(t, b.Read(make([]float32, 4), buf, 0))
+	require.Equal(t, 0, calls)
+	for range 2 {
+		require.NoError(t, b.Sample(make([]int32, 1), buf, make([]backend.Sampling, 1)))
+		require.Equal(t, 1, calls)
+	}
+	require.NoError(t, b.Close())
+	require.Empty(t, dev.Misuses)
 }
 
 // TestUseMeanwhile: to use the backend while the device computes a step is a defect
@@ -192,13 +220,17 @@ func TestUseMeanwhile(t *testing.T) {
 		{"begin", func(b *Backend, _ backend.Buffer, _ backend.DeltaState) {
 			b.Begin(&backend.Step{Tokens: []int32{0}, Rows: []backend.Row{{Count: 1}}})
 		}},
+		{"launch", func(b *Backend, buf backend.Buffer, _ backend.DeltaState) {
+			b.Embed(buf, &matrix{dtype: backend.F32, outputs: 1, inputs: 4})
+		}},
 		{"gather", func(b *Backend, buf backend.Buffer, _ backend.DeltaState) {
-			b.Gather(&buffer{tokens: 1, width: 4}, buf, []int32{0})
+			b.Gather(&buffer{tokens: 1, width: 4}, buf, []int32{1})
 		}},
 		{"sample", func(b *Backend, buf backend.Buffer, _ backend.DeltaState) {
-			_ = b.Sample(make([]int32, 1), buf, make([]backend.Sampling, 1))
+			_ = b.Sample(make([]int32, 1), buf, []backend.Sampling{{Temperature: 1, Uniform: 0.5}})
 		}},
 		{"read", func(b *Backend, buf backend.Buffer, _ backend.DeltaState) { _ = b.Read(make([]float32, 4), buf, 0) }},
+		{"allocate", func(b *Backend, _ backend.Buffer, _ backend.DeltaState) { _, _ = b.NewBuffer(1, 4) }},
 		{"reset", func(b *Backend, _ backend.Buffer, state backend.DeltaState) { b.ResetSlot(state, 0) }},
 		{"close", func(b *Backend, _ backend.Buffer, _ backend.DeltaState) { _ = b.Close() }},
 	} {
@@ -213,7 +245,7 @@ func TestUseMeanwhile(t *testing.T) {
 			step := &backend.Step{Tokens: []int32{0}, Rows: []backend.Row{{Count: 1}}, Meanwhile: func() { c.use(b, buf, state) }}
 			b.Begin(step)
 			require.PanicsWithValue(t, "cuda: used while the device computes a step", func() {
-				_ = b.Sample(make([]int32, 1), buf, make([]backend.Sampling, 1))
+				_ = b.Sample(make([]int32, 1), buf, []backend.Sampling{{Temperature: 1}})
 			})
 			require.False(t, dev.Busy)
 			step.Meanwhile = nil

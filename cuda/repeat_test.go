@@ -260,8 +260,13 @@ func TestGraphsOutdated(t *testing.T) {
 		{"a slot is reset", []move{{model: 1, join: 2}}, 2},
 		{"a prompt of one token", []move{{leave: 2}, {join: 1}}, 2},
 		{"several tokens of a row", []move{{steps: 1, several: 2}}, 3},
+		{"another model's steps", []move{{model: 1, join: 2, sampling: drawn}, {model: 1, join: 3}, {model: 1, steps: 3}}, 1 + 2},
+		{"a row that draws nothing", []move{{steps: 2, silent: 2}}, 1 + 2},
+		{"another way to draw", []move{{leave: 1}, {join: 3, sampling: engine.Sampling{Temperature: 1, TopK: 5}}}, 1},
+		{"more KV blocks", []move{{leave: 2}, {join: 48}, {steps: 4}}, 3 + 2},
 		{"a larger layout", []move{{tokens: 600, width: 1}}, 2},
-		{"more to work with", []move{{tokens: 1, width: 1 << 23}}, 2},
+		{"more to work with", []move{{tokens: serverSequences * serverContext, width: 512}}, 2},
+		{"more to read", []move{{tokens: 1, width: 1 << 23}}, 2},
 		{"more rows to draw for", append(slices.Repeat([]move{{model: 1, join: 1, sampling: drawn}}, 9), move{model: 1, steps: 1}), 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -289,6 +294,51 @@ func TestRepeatKeepsChecks(t *testing.T) {
 	require.Equal(t, 15, dev.Graphs)
 	require.PanicsWithValue(t, "cuda: position 16, the rope has 16", func() { _ = run(16) })
 	require.NoError(t, run(15))
+	require.NoError(t, b.Close())
+	require.Empty(t, dev.Leaks())
+	require.Empty(t, dev.Misuses)
+}
+
+// TestTracedStepsAreNotRepeated: what is traced is done op by op.
+func TestTracedStepsAreNotRepeated(t *testing.T) {
+	dev := fake.New()
+	b, err := New(dev)
+	require.NoError(t, err)
+	net, err := model.Load(checkpoint(t, "llama-tiny"), b, model.Size{Sequences: 1, Context: 16, StepTokens: 16, KVBlocks: 1, KVBlockSize: 16})
+	require.NoError(t, err)
+	stages := 0
+	for start := range 6 {
+		if start == 4 {
+			net.Trace(func(string, backend.Buffer, int) { stages++ })
+		}
+		step := &backend.Step{Tokens: []int32{1}, Rows: []backend.Row{{Count: 1, Start: start, Blocks: []int32{0}}}}
+		require.NoError(t, net.Run(t.Context(), step, []int32{0}, make([]int32, 1), make([]backend.Sampling, 1)))
+	}
+	require.Equal(t, 3, dev.Graphs, "of the first four")
+	require.Equal(t, 2*(1+4*4), stages)
+	require.NoError(t, b.Close())
+}
+
+// TestWidestGraph: steps of more rows than graphs are kept for run as lists.
+func TestWidestGraph(t *testing.T) {
+	dev := fake.New()
+	b, err := New(dev)
+	require.NoError(t, err)
+	buf, err := b.NewBuffer(maxGraphWidth+1, 4)
+	require.NoError(t, err)
+	step := &backend.Step{}
+	for i := range maxGraphWidth + 1 {
+		step.Tokens = append(step.Tokens, 0)
+		step.Rows = append(step.Rows, backend.Row{First: i, Count: 1})
+	}
+	for i := range 4 {
+		require.False(t, b.Repeat(t, step, nil, nil))
+		require.NoError(t, b.Sample(nil, buf, nil))
+		widest := &backend.Step{Tokens: step.Tokens[1:], Rows: step.Rows[:maxGraphWidth]}
+		require.Equal(t, i > 1, b.Repeat(t, widest, nil, nil))
+		require.NoError(t, b.Sample(nil, buf, nil))
+	}
+	require.Equal(t, 3, dev.Graphs)
 	require.NoError(t, b.Close())
 	require.Empty(t, dev.Leaks())
 	require.Empty(t, dev.Misuses)

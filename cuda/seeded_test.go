@@ -2,9 +2,12 @@ package cuda
 
 import (
 	"errors"
+	command "flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -140,6 +143,18 @@ var probes = map[string]func(p *probe){
 			p.b.Embed(b, table)
 			p.read(b, table.Outputs())
 		}
+		// More rows than one launch makes.
+		for _, name := range []string{"c", "d"} {
+			src, _ := p.set.Lookup(name)
+			table, b := must(p.b.NewMatrix(backend.Stacked, src)), must(p.b.NewBuffer(3, 2))
+			step := &backend.Step{Tokens: []int32{1, 32767, 32769}}
+			for i := range step.Tokens {
+				step.Rows = append(step.Rows, backend.Row{First: i, Count: 1})
+			}
+			p.b.Begin(step)
+			p.b.Embed(b, table)
+			p.read(b, len(step.Tokens))
+		}
 		// An f32 matrix with a part in bf16.
 		a, _ := p.set.Lookup("a")
 		mixed := must(p.b.NewMatrix(backend.Stacked, a, p.source(backend.F32, 2, 21)))
@@ -149,25 +164,34 @@ var probes = map[string]func(p *probe){
 		p.read(b, mixed.Outputs())
 	},
 	"rows": func(p *probe) {
-		table := must(p.b.NewMatrix(backend.Stacked, p.source(backend.BF16, 20, 333)))
-		b := must(p.b.NewBuffer(20, 333))
-		few := must(p.b.NewBuffer(3, 333))
-		p.begin(20)
-		p.b.Embed(b, table)
-		p.b.Gather(few, b, []int32{19, 0, 7})
-		p.read(b, 20)
-		p.read(few, 3)
+		for _, dtype := range []backend.DType{backend.BF16, backend.F32} {
+			table := must(p.b.NewMatrix(backend.Stacked, p.source(dtype, 20, 333)))
+			b := must(p.b.NewBuffer(20, 333))
+			few, others := must(p.b.NewBuffer(3, 333)), must(p.b.NewBuffer(2, 333))
+			p.begin(20)
+			p.b.Embed(b, table)
+			p.b.Gather(few, b, []int32{19, 0, 7})
+			p.b.Gather(others, b, []int32{3, 18})
+			p.read(b, 20)
+			p.read(few, 3)
+			p.read(others, 2)
+		}
+		// The norm before an f32 linear.
+		src, dst := p.buffer(5, 41), must(p.b.NewBuffer(5, 3))
+		w := must(p.b.NewMatrix(backend.Stacked, p.source(backend.F32, 3, 41)))
+		p.b.Linear(dst, src, 5, w, backend.LinearOptions{Norm: &backend.Norm{Weight: p.vector(41), Eps: 1e-6, Offset: 1}})
+		p.read(dst, 5)
 	},
 	"linear": func(p *probe) {
 		for _, dtype := range []backend.DType{backend.BF16, backend.F32} {
 			for _, c := range []struct{ tokens, outputs, inputs int }{
-				{1, 21, 40}, {5, 70, 300}, {8, 150, 40}, {11, 30, 150}, {16, 90, 40}, {70, 150, 333},
+				{1, 21, 40}, {5, 70, 300}, {8, 150, 40}, {11, 30, 150}, {16, 90, 40}, {70, 150, 333}, {17, 20, 40},
 			} {
 				norm := &backend.Norm{Weight: p.vector(c.inputs), Eps: 1e-6, Offset: 1}
 				src, dst := p.buffer(c.tokens, c.inputs), p.buffer(c.tokens, c.outputs)
 				w := must(p.b.NewMatrix(backend.Stacked, p.source(dtype, c.outputs, c.inputs)))
 				p.b.Linear(dst, src, c.tokens, w, backend.LinearOptions{Norm: norm})
-				p.same(dst, src, min(3, c.tokens), w, backend.LinearOptions{Norm: norm})
+				p.same(dst, src, min(8, c.tokens), w, backend.LinearOptions{Norm: norm})
 				p.b.Linear(dst, src, c.tokens, w, backend.LinearOptions{Epilogue: backend.Add})
 				p.read(dst, c.tokens)
 				half := p.buffer(c.tokens, c.outputs/2)
@@ -183,7 +207,7 @@ var probes = map[string]func(p *probe){
 			cache := must(p.b.NewKVCache(backend.KVSpec{Layers: 2, Blocks: 40, BlockSize: 7, KVHeads: nkv, HeadDim: dim, DType: dtype}))
 			a := &backend.Attention{
 				Layer: 1, Heads: nq, KVHeads: nkv, HeadDim: dim, Scale: 0.2, Gated: i == 0,
-				Rope:  must(p.b.NewRope([]float32{1, 0.1, 0.01}, 300)),
+				Rope:  must(p.b.NewRope([]float32{1, 0.1, 0.01}, 2300)),
 				QNorm: &backend.Norm{Weight: p.vector(dim), Eps: 1e-6, Offset: 1},
 				KNorm: &backend.Norm{Weight: p.vector(dim), Eps: 1e-5, Offset: 1},
 			}
@@ -195,15 +219,27 @@ var probes = map[string]func(p *probe){
 			for j := range 40 {
 				blocks = append(blocks, int32((j*7+3)%40))
 			}
-			// A prompt beyond a split, then decode steps beside a young sequence.
+			// A prompt beyond a split, then a decode step beside a young sequence.
 			src, dst := p.buffer(140, width), must(p.b.NewBuffer(140, nq*dim))
 			p.b.Begin(&backend.Step{Tokens: make([]int32, 140), Rows: []backend.Row{{Count: 140, Blocks: blocks[:20], Prompt: true}}})
 			p.b.Attention(dst, src, a, cache)
 			p.read(dst, 140)
 			p.b.Begin(&backend.Step{Tokens: make([]int32, 5), Rows: []backend.Row{
-				{Count: 1, Start: 140, Blocks: blocks[:21]}, {First: 1, Count: 4, Blocks: blocks[21:22], Prompt: true}}})
+				{Count: 4, Blocks: blocks[21:22], Prompt: true}, {First: 4, Count: 1, Start: 140, Blocks: blocks[:21]}}})
 			p.b.Attention(dst, src, a, cache)
 			p.read(dst, 5)
+			// More splits than blocks share: the KV blocks come again and again.
+			p.b.Begin(&backend.Step{Tokens: make([]int32, 1), Rows: []backend.Row{{Count: 1, Start: 2200, Blocks: slices.Repeat(blocks[:20], 16)}}})
+			p.b.Attention(dst, src, a, cache)
+			p.read(dst, 1)
+			// More decode rows than share their contexts.
+			many := &backend.Step{Tokens: make([]int32, 18)}
+			for j := range many.Tokens {
+				many.Rows = append(many.Rows, backend.Row{First: j, Count: 1, Blocks: blocks[22+j:][:1]})
+			}
+			p.b.Begin(many)
+			p.b.Attention(dst, src, a, cache)
+			p.read(dst, 18)
 		}
 	},
 	"attention_tiles": func(p *probe) { // tails of dims, queries and keys; prompts beside a decode row
@@ -220,7 +256,8 @@ var probes = map[string]func(p *probe){
 		src, dst := p.buffer(75, 3*nq*dim), must(p.b.NewBuffer(75, nq*dim))
 		for _, rows := range [][]backend.Row{
 			{{Count: 75, Blocks: blocks[:11], Prompt: true}},
-			{{Count: 20, Blocks: blocks[15:18], Prompt: true}, {First: 20, Count: 1, Start: 75, Blocks: blocks[:11]}},
+			{{Count: 20, Blocks: blocks[15:18], Prompt: true}, {First: 20, Count: 1, Start: 75, Blocks: blocks[:11]},
+				{First: 21, Count: 4, Blocks: blocks[20:21], Prompt: true}},
 			{{Count: 5, Start: 20, Blocks: blocks[15:19], Prompt: true}},
 		} {
 			last := rows[len(rows)-1]
@@ -240,6 +277,9 @@ var probes = map[string]func(p *probe){
 	"delta_chunks": func(p *probe) { // two chunks and a tail, beside a decode row and another prompt
 		p.delta(backend.DeltaSpec{Layers: 2, Slots: 3, KeyHeads: 1, ValueHeads: 2, KeyDim: 70, ValueDim: 72, ConvWidth: 4}, 1, []backend.Row{
 			{Count: 1, Slot: 2}, {First: 1, Count: 69, Slot: 0, Prompt: true}, {First: 70, Count: 33, Slot: 1, Prompt: true}})
+		// More value heads of a key head than warps.
+		p.delta(backend.DeltaSpec{Layers: 2, Slots: 1, KeyHeads: 1, ValueHeads: 5, KeyDim: 18, ValueDim: 8, ConvWidth: 4}, 1, []backend.Row{
+			{Count: 33, Prompt: true}})
 	},
 	"sample": func(p *probe) {
 		const rows, vocab = 9, 5001
@@ -261,6 +301,14 @@ var probes = map[string]func(p *probe){
 			panic(err)
 		}
 		p.out = append(p.out, []float32{float32(out[0])})
+		// A logit that is no number is told by its place.
+		x[2500] = float32(math.NaN())
+		table = must(p.b.NewMatrix(backend.Stacked, &source{shape: []int{1, vocab}, x: x}))
+		p.begin(1)
+		p.b.Embed(logits, table)
+		err := p.b.Sample(out[:1], logits, make([]backend.Sampling, 1))
+		told := err != nil && strings.HasPrefix(err.Error(), "logit 2500 of row 0 is NaN")
+		p.out = append(p.out, []float32{map[bool]float32{true: 1}[told]})
 	},
 	"draw": func(p *probe) {
 		// Many logits are equal, across all shares and both zeros.
@@ -323,8 +371,13 @@ var probes = map[string]func(p *probe){
 // delta runs steps of the same rows, each from the state of the one before.
 func (p *probe) delta(spec backend.DeltaSpec, steps int, rows []backend.Row) {
 	state := must(p.b.NewDeltaState(spec))
+	aLog := p.values(spec.ValueHeads)
+	for i := range aLog {
+		aLog[i] -= 3 // so that the state remembers a chunk
+	}
 	g := &backend.GatedDelta{
-		Layer: 1, Conv: p.vector(spec.ConvDim() * 4), ALog: p.vector(spec.ValueHeads), DTBias: p.vector(spec.ValueHeads),
+		Layer: 1, Conv: p.vector(spec.ConvDim() * 4), DTBias: p.vector(spec.ValueHeads),
+		ALog: must(p.b.NewVector(&source{shape: []int{len(aLog)}, x: aLog})),
 		Norm: backend.Norm{Weight: p.vector(spec.ValueDim), Eps: 1e-6},
 	}
 	last := rows[len(rows)-1]
@@ -345,6 +398,8 @@ func runProbe(name string, b backend.Backend) (out [][]float32, err error) {
 	set, err := weights.Random(5, []weights.Spec{
 		{Name: "a", Shape: []int{17, 21}, DType: backend.BF16, Low: -1, High: 1},
 		{Name: "b", Shape: []int{18, 22}, DType: backend.F32, Low: -1, High: 1},
+		{Name: "c", Shape: []int{32770, 2}, DType: backend.BF16, Low: -1, High: 1},
+		{Name: "d", Shape: []int{32770, 2}, DType: backend.F32, Low: -1, High: 1},
 	})
 	if err != nil {
 		return nil, err
@@ -396,10 +451,16 @@ var seeded = []struct {
 	{"weights", "unmasked tail of the inputs", "k + 1 < inputs ? (uint32_t)p[1] << 16 : 0", "(uint32_t)p[1] << 16", ""},
 	{"weights", "random bits of the wrong element", "(16 * (i % 4))", "(16 * (i % 2))", "differs"},
 	{"weights", "rounding left out", "round ? widen(narrow(v)) : v", "v", "differs"},
+	{"weights", "f32: parts over one another", "f32_index(first + row, k, inputs, form)] = src", "f32_index(row, k, inputs, form)] = src", "differs"},
+	{"weights", "rows of a further launch are the first's again", "int64_t i = (int64_t)row * inputs + k;", "int64_t i = (int64_t)blockIdx.y * inputs + k;", "differs"},
+	{"weights", "f32: rows of a further launch are the first's again", "uniform(key, (int64_t)row * inputs + k", "uniform(key, (int64_t)blockIdx.y * inputs + k", "differs"},
 
 	{"rows", "wrong index: neighbouring inputs swapped", "out[k] = widen((uint16_t)pair);", "out[k] = widen((uint16_t)(pair >> 16));", "differs"},
 	{"rows", "unmasked tail of a row", "if (k + 1 < inputs) out[k + 1]", "out[k + 1]", ""},
 	{"rows", "gather of the wrong row", "src + (int64_t)tokens[blockIdx.x] * width", "src + (int64_t)blockIdx.x * width", "differs"},
+	{"rows", "norm of every row by the first one's scale", "norm_scale(x, inputs", "norm_scale(src, inputs", "differs"},
+	{"rows", "unmasked tail of a normed row", "v = k < inputs ? x[k] : 0.0f", "v = x[k]", ""},
+	{"rows", "f32: rows without their padding", "((inputs + 3) / 4 * 4);\n	for (int k = threadIdx.x; k < inputs; k += 256) dst", "inputs;\n	for (int k = threadIdx.x; k < inputs; k += 256) dst", ""},
 
 	{"linear", "missing barrier before the slices are added", "	__syncthreads();\n\n	// Accumulator r", "\n	// Accumulator r", "shared memory"},
 	{"linear", "race: two slices in one place", "partial[((warp * MT + m) * NT + t) * 128", "partial[((warp / 2 * MT + m) * NT + t) * 128", "race on shared memory"},
@@ -416,6 +477,7 @@ var seeded = []struct {
 	{"linear", "prefill: wrong tile of tokens", "int token = (n0 + wn + t) * 8", "int token = (n0 + wn + t / 2 * 2) * 8", ""},
 	{"linear", "f32: unmasked tail of the tokens", "if (lane == t && t < count)", "if (lane == t)", ""},
 	{"linear", "f32: a lane too far", "for (int k = lane; k < quads; k += 32) {", "for (int k = lane; k <= quads; k += 32) {", ""},
+	{"linear", "prefill: slices are never empty", "while (kt == boundary)", "if (kt == boundary)", "differs"},
 
 	{"attention", "wrong index: rotation by the next pair", "angles[2 * (d % half)], s = angles[2 * (d % half) + 1]", "angles[2 * (d % half)], s = angles[2 * (d % half)]", "differs"},
 	{"attention", "missing warp barrier before the rotation", "	__syncwarp();\n	int turning", "	int turning", ""},
@@ -426,6 +488,11 @@ var seeded = []struct {
 	{"attention", "missing barrier between splits", "		__syncthreads();\n		softmax part", "		softmax part", "shared memory"},
 	{"attention", "unmasked tail of a split", "float e = thread < count ? expf(score - s.largest) : 0.0f;", "float e = thread <= count ? expf(min(score, 0.0f) - s.largest + 1) : 0.0f;", "differs"},
 	{"attention", "merge without rescaling", "s.sum = fmaf(next.sum, b, s.sum * a);", "s.sum = fmaf(next.sum, b, s.sum);", "differs"},
+	{"attention", "many tokens: KV blocks of the first row", "const int32_t *own = blocks + row_blocks[token_rows[t]];\n	int context", "const int32_t *own = blocks + row_blocks[0];\n	int context", ""},
+	{"attention", "splits: wrong KV head", "nkv, h / (nq / nkv), dim,\n		                          block_size", "nkv, h % nkv, dim,\n		                          block_size", "differs"},
+	{"attention", "splits: a block takes one only", "i += gridDim.z", "i += max_splits", ""},
+	{"attention", "splits: missing barrier before the next", "		__syncthreads();\n		int first", "		int first", "shared memory"},
+	{"attention", "merge: the last split left out where it begins", "i * split <= positions[t]", "i * split < positions[t]", "differs"},
 
 	{"attention_tiles", "not causal: the next position is seen", "r % 2 > position[i])", "r % 2 > position[i] + 1)", "differs"},
 	{"attention_tiles", "wrong KV head", "own[p / block_size] * nkv + kv)", "own[p / block_size] * nkv)", "differs"},
@@ -435,6 +502,7 @@ var seeded = []struct {
 	{"attention_tiles", "unmasked tail of the context", "bool wanted = p < context && d < dim;", "bool wanted = d < dim;", ""},
 	{"attention_tiles", "race: unmasked tail of the queries", "group + i * 8 >= count) continue;", "group + i * 8 >= count + 8) continue;", "race on device memory"},
 	{"attention_tiles", "sum without rescaling", "fmaf(sum[i], scale[i], part)", "sum[i] + part", "differs"},
+	{"attention_tiles", "KV blocks of the first row", "row_blocks[row]", "row_blocks[0]", "differs"},
 	{"attention_tiles", "low parts of the queries forgotten", "					mma_bf16(S[n], rest, pair);\n", "", "differs"},
 
 	{"delta", "convolution with the taps reversed", "tap >= 0 ? weight[c * taps + tap]", "tap >= 0 ? weight[c * taps + taps - 1 - tap]", "differs"},
@@ -462,10 +530,15 @@ var seeded = []struct {
 	{"delta_chunks", "copies not waited for", "cp_async_wait<ring - 2>();", "cp_async_wait<ring - 1>();", "nothing has written"},
 	{"delta_chunks", "unmasked tail of the value dims", "if (d < dk && column + c < dv) own[d * dv + c] = S", "if (d < dk) own[d * dv + c] = S", ""},
 	{"delta_chunks", "low parts forgotten", "		mma_bf16(d[n], a.low, high);\n", "", "differs"},
+	{"delta_chunks", "missing barrier between value heads", "split_tile(from[0], from[1], from[8], from[9]);\n		}\n		__syncwarp();", "split_tile(from[0], from[1], from[8], from[9]);\n		}", "race on shared memory"},
+	{"delta_chunks", "state of the first row", "state + row_slot[row]", "state + row_slot[0]", "race on device memory"},
+	{"delta_chunks", "the state decays by a token too few", "of_token(before, chunk - 1)", "of_token(before, chunk - 2)", "differs"},
 
 	{"sample", "last of the largest", "(a == b && i < j)", "(a == b && i > j)", "differs"},
 	{"sample", "missing barrier between warps", "	__syncthreads();\n	for (int w", "	for (int w", ""},
 	{"sample", "a share left out", "i += gridDim.x * 256)", "i += gridDim.x * 512)", "differs"},
+	{"sample", "merge: shares of the first row", "values[blockIdx.x * shares + i]", "values[i]", "differs"},
+	{"sample", "NaN not told", "v != v ? -1 - best : best", "best", "differs"},
 
 	{"draw", "missing barrier before the bins are filled", "	__syncthreads();\n	int shift", "	int shift", "shared memory"},
 	{"draw", "race: a bin without an atomic", "atomicAdd(&count[key >> shift & 255], 1u);", "count[key >> shift & 255] += 1u;", "shared memory"},
@@ -479,6 +552,7 @@ var seeded = []struct {
 	{"draw", "the index begins anew", "if (s.phase != by_logit) {", "if (true) {", ""},
 	{"draw", "bits that are known not looked at", "if (level > 0 && key >> (shift + 8) != s.prefix) continue;", "", ""},
 	{"draw", "of the drawn logit not only its tokens", "if (some && key != s.key) continue;", "", "differs"},
+	{"draw", "the index's key taken for the index", "(int32_t)index_key(s.prefix)", "(int32_t)(s.prefix)", "differs"},
 	{"draw", "told before it is known", "	__syncthreads();\n	place p = *told;", "	place p = *told;", ""},
 
 	{"peak", "a load left out", "for (int j = 0; j < read_depth; j++) sum +=", "for (int j = 1; j < read_depth; j++) sum +=", "differs"},
@@ -487,6 +561,35 @@ var seeded = []struct {
 	{"peak", "half a warp added", "for (int m = 16; m > 0; m >>= 1) sum", "for (int m = 8; m > 0; m >>= 1) sum", "differs"},
 	{"peak", "a chain left out", "c < mma_chains; c++) mma_bf16", "c < mma_chains - 1; c++) mma_bf16", "differs"},
 	{"peak", "race: blocks in one place", "sums[blockIdx.x * 256 + threadIdx.x]", "sums[threadIdx.x]", "race"},
+}
+
+var rewrite = command.Bool("rewrite", false, "rewrite kernels/SEEDED.md")
+
+// TestSeededList: kernels/SEEDED.md lists the bugs.
+func TestSeededList(t *testing.T) {
+	var list strings.Builder
+	list.WriteString("# Seeded bugs\n\n" +
+		"Each of these changes of a line is made to the kernels in turn, and must be found on the simulator: by a result that differs\n" +
+		"from the oracle, or by a fault that names the line (`TestSeededBugs` in ../seeded_test.go, which this list is made from).\n")
+	file := ""
+	for _, s := range seeded {
+		if s.file != file {
+			file = s.file
+			fmt.Fprintf(&list, "\n## %s.cu\n\n", file)
+		}
+		by := map[string]string{"": "a result or a fault", "differs": "a result"}[s.found]
+		if by == "" {
+			by = "a fault: " + s.found
+		}
+		fmt.Fprintf(&list, "- %s (%s)\n", s.bug, by)
+	}
+	const name = "kernels/SEEDED.md"
+	if *rewrite {
+		require.NoError(t, os.WriteFile(name, []byte(list.String()), 0o644))
+	}
+	data, err := os.ReadFile(name)
+	require.NoError(t, err)
+	require.Equal(t, list.String(), string(data), "go test ./cuda -run SeededList -rewrite")
 }
 
 // TestSeededBugs: each bug is found, so that a test which passes means something.

@@ -77,10 +77,7 @@ func (b *Backend) growStep(tokens, blocks int) error {
 	if err := b.memory.releaseHost(b.dev, old.host); err != nil {
 		return b.fail(err)
 	}
-	if err := b.memory.release(b.dev, old.device); err != nil {
-		return b.fail(err)
-	}
-	if l.device, err = b.alloc("the layout of a step", int64(bytes), false); err != nil {
+	if err := b.realloc(&l.device, "the layout of a step", int64(bytes)); err != nil {
 		return err
 	}
 	b.list.Upload(l.device, l.host)
@@ -345,26 +342,20 @@ func (b *Backend) growSample(rows, width int) (err error) {
 		return err
 	}
 	s.rows, s.width = max(rows, s.rows), max(width, s.width)
-	for _, p := range []*driver.Ptr{&s.values, &s.places, &s.found} {
-		if err := b.memory.release(b.dev, *p); err != nil {
-			return b.fail(err)
+	shares := int64(s.rows) * maxShares * 4
+	for _, a := range []struct {
+		p     *driver.Ptr
+		bytes int64
+	}{{&s.values, shares}, {&s.places, shares}, {&s.found, int64(s.rows) * 8}} {
+		if err := b.realloc(a.p, "sampling", a.bytes); err != nil {
+			return err
 		}
-		*p = 0
 	}
 	for _, h := range []*[]byte{&s.host, &s.row} {
 		if err := b.memory.releaseHost(b.dev, *h); err != nil {
 			return b.fail(err)
 		}
 		*h = nil
-	}
-	if s.values, err = b.alloc("sampling", int64(s.rows)*maxShares*4, false); err != nil {
-		return err
-	}
-	if s.places, err = b.alloc("sampling", int64(s.rows)*maxShares*4, false); err != nil {
-		return err
-	}
-	if s.found, err = b.alloc("sampling", int64(s.rows)*8, false); err != nil {
-		return err
 	}
 	if s.host, err = b.memory.allocHost(b.dev, s.rows*8); err != nil {
 		return b.fail(err)

@@ -38,7 +38,7 @@ func openBench(opt Options) (*benchStand, error) {
 		opt.Backend, opt.Checkpoint = "cpu", "random:qwen3.5-tiny"
 	}
 	if opt.Checkpoint == "" {
-		opt.Checkpoint = DefaultCheckpoint
+		opt.Checkpoint = opt.defaultCheckpoint()
 	}
 	rows := max(opt.MaxBatchSize, slices.Max(opt.Sizes))
 	stand, err := Open(&opt, opt.Checkpoint, Shape{

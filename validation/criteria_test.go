@@ -20,6 +20,7 @@ func TestMain(m *testing.M) {
 	flag.Usage = func() { Usage(flag.CommandLine.Output()) }
 	flag.Parse()
 	opt.Given(flag.CommandLine)
+	opt.useDefaultBackend()
 	if err := opt.Validate(); err != nil {
 		fmt.Fprintf(os.Stderr, "these flags make no sense:\n%v\nall flags: go test ./validation -args -help\n", err)
 		os.Exit(2)
@@ -83,7 +84,7 @@ func TestConcurrentThroughput(t *testing.T) {
 func needBackend(t testing.TB) {
 	t.Helper()
 	if session.Options.Backend == "" {
-		t.Skip("NOT MEASURED: no backend was asked for. Run `make validate`, or: go test ./validation -count=1 -v -backend cpu (on a GPU: -tags cuda, -backend cuda)")
+		t.Skip("NOT MEASURED: no backend was asked for. Run `make validate`, or: go test ./validation -count=1 -v -backend cpu (on a GPU: go test -tags cuda)")
 	}
 }
 

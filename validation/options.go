@@ -15,10 +15,11 @@ import (
 )
 
 // DefaultCheckpoint is measured unless another is asked for: large enough to
-// leave every cache, small enough for two cores. The sweep has the shape that
-// its published reference was run with.
+// leave every cache, small enough for two cores; on a GPU a published shape. The
+// sweep has the shape that its published reference was run with.
 const (
 	DefaultCheckpoint      = "random:qwen3.5-mini"
+	DefaultCUDACheckpoint  = "random:qwen3.5-0.8b"
 	DefaultSweepCheckpoint = "random:llama-3.2-1b"
 )
 
@@ -60,8 +61,8 @@ type Options struct {
 // Register declares the flags, with the specified defaults.
 func (o *Options) Register(fs *flag.FlagSet) {
 	o.NumConcurrent, o.Sizes = []int{2, 4, 8}, []int{1, 2, 4, 8}
-	fs.StringVar(&o.Backend, "backend", "", "backend to measure, `cpu|cuda`; without it the criteria are skipped")
-	fs.StringVar(&o.Checkpoint, "checkpoint", "", "`DIR|random:NAME` to measure (default "+DefaultCheckpoint+", for the sweep "+DefaultSweepCheckpoint+")")
+	fs.StringVar(&o.Backend, "backend", "", "backend to measure, `cpu|cuda` (default cuda in a build with -tags cuda); without it the criteria are skipped")
+	fs.StringVar(&o.Checkpoint, "checkpoint", "", "`DIR|random:NAME` to measure (default "+DefaultCheckpoint+", on a GPU "+DefaultCUDACheckpoint+", for the sweep "+DefaultSweepCheckpoint+")")
 	fs.IntVar(&o.MaxTokens, "max-tokens", specifiedMaxTokens, "tokens that each request generates")
 	fs.IntVar(&o.PromptLength, "prompt-length", specifiedPromptLength, "tokens of each prompt")
 	fs.Var((*intList)(&o.NumConcurrent), "num-concurrent", "concurrency levels of the throughput criteria, a `list`")
@@ -93,7 +94,7 @@ func Usage(w io.Writer) {
 go test ./validation -run TestSingleRequestLatency ...          one of them: TestSingleRequestLatency, TestConcurrentThroughput,
                                                                 TestBatchSweep, TestHeadOfLineBlocking, TestServing, TestPlanByVirtualClock
 go test ./validation -run TestReplay -v -replay FILE            judge a recorded run again
-go test -tags cuda ./validation -count=1 -v -backend cuda ...   on a GPU
+go test -tags cuda ./validation -count=1 -v ...                 on a GPU
 
 Make has shorter names for these, see make help. go test ends a run after 10 minutes unless -timeout says otherwise,
 and has flags of its own, see go help testflag. The flags of the suite:
@@ -114,6 +115,21 @@ func (o *Options) Given(fs *flag.FlagSet) {
 			o.given = append(o.given, f.Name)
 		}
 	})
+}
+
+// useDefaultBackend takes what the suite was built for, unless the flags say what to do.
+func (o *Options) useDefaultBackend() {
+	if o.Replay == "" && !slices.Contains(o.given, "backend") {
+		o.Backend = builtFor
+	}
+}
+
+// defaultCheckpoint is what is measured unless another is asked for.
+func (o *Options) defaultCheckpoint() string {
+	if o.Backend == "cuda" {
+		return DefaultCUDACheckpoint
+	}
+	return DefaultCheckpoint
 }
 
 // Warmups is the number of blocks before the measured ones, as specified

@@ -28,6 +28,21 @@ func parse(t *testing.T, args ...string) (Options, error) {
 	return o, o.Validate()
 }
 
+// TestDefaultBackend: who builds for a GPU asks for it, unless the flags say otherwise.
+func TestDefaultBackend(t *testing.T) {
+	for _, c := range []struct{ args, backend, checkpoint string }{
+		{"", builtFor, map[string]string{"": DefaultCheckpoint, "cuda": DefaultCUDACheckpoint}[builtFor]},
+		{"-backend cpu", "cpu", DefaultCheckpoint},
+		{"-backend cuda", "cuda", DefaultCUDACheckpoint},
+		{"-replay results.json", "", DefaultCheckpoint},
+	} {
+		o, err := parse(t, strings.Fields(c.args)...)
+		require.NoError(t, err)
+		o.useDefaultBackend()
+		require.Equal(t, []string{c.backend, c.checkpoint}, []string{o.Backend, o.defaultCheckpoint()}, c.args)
+	}
+}
+
 // TestSpecifiedDefaults holds the flags to the specification.
 func TestSpecifiedDefaults(t *testing.T) {
 	o, err := parse(t, "-backend", "cpu")

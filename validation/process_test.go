@@ -41,11 +41,13 @@ func suite(t *testing.T, signalAt string, args ...string) (string, int) {
 // TestExitCodes: 0 when nothing failed, 1 when a criterion was not passed, 2
 // when the flags make no sense.
 func TestExitCodes(t *testing.T) {
-	text, code := suite(t, "")
-	require.Equal(t, 0, code, text)
-	require.Contains(t, text, "NOT MEASURED: no backend was asked for. Run `make validate`")
+	if builtFor == "" {
+		text, code := suite(t, "")
+		require.Equal(t, 0, code, text)
+		require.Contains(t, text, "NOT MEASURED: no backend was asked for. Run `make validate`")
+	}
 
-	text, code = suite(t, "", "-backend", "cpu", "-max-batch-size", "1")
+	text, code := suite(t, "", "-backend", "cpu", "-max-batch-size", "1")
 	require.Equal(t, 2, code, text)
 	require.Contains(t, text, "a batch arm of one row is the serial arm")
 

@@ -49,7 +49,7 @@ func (s *Session) Serving(out io.Writer) (*ServingRecord, error) {
 // loadServing loads the model with room for the scenario's longest requests,
 // prompts in one piece.
 func (s *Session) loadServing(out io.Writer) error {
-	return s.load(DefaultCheckpoint, s.Options.servingShape(), out)
+	return s.load(s.Options.defaultCheckpoint(), s.Options.servingShape(), out)
 }
 
 func (o *Options) servingShape() Shape {

@@ -136,7 +136,7 @@ func (s *Session) unload() error {
 // Beside an error of the run, the judgement tells what there was until then.
 func (s *Session) Measure(c Criterion, out io.Writer) (*Judgement, error) {
 	o := &s.Options
-	err := s.load(DefaultCheckpoint, Shape{
+	err := s.load(s.Options.defaultCheckpoint(), Shape{
 		Rows: o.MaxBatchSize, Lone: loneArms, Context: o.PromptLength + o.MaxTokens, StepTokens: o.Budget(), BlockSize: o.BlockSize,
 	}, out)
 	if err != nil {

@@ -150,7 +150,7 @@ func (d *device) connect(path string, ordinal int) error {
 		return err
 	}
 	if ordinal < 0 || ordinal >= int(n) {
-		return fmt.Errorf("%w: device %d asked for, %d are visible", ErrNoDevice, ordinal, int(n))
+		return fmt.Errorf("%w: device %d asked for, %d are visible (CUDA_VISIBLE_DEVICES chooses them)", ErrNoDevice, ordinal, int(n))
 	}
 	if err := d.check(C.get(d.lib, &d.ordinal, C.int(ordinal)), "cuDeviceGet"); err != nil {
 		return err

@@ -11,8 +11,8 @@
 //
 // Kernels are compiled when a device is opened, and cached by their content,
 // rather than by cgo when the package is built: so a test can hand in sources
-// with a bug seeded. The package needs the tag cudasim, cgo and g++; without
-// the tag, Open says so.
+// with a bug seeded (kernels/SEEDED.md lists those that are found). The package
+// needs the tag cudasim, cgo and g++; without the tag, Open says so.
 //
 // It says nothing of speed, and models neither caches nor the order of warps.
 package sim

@@ -26,7 +26,8 @@ var (
 type Device struct {
 	Information driver.Info
 	Bytes       int64 // of memory
-	// FailAt makes the call of that number fail, counted from 1; a launch
+	// FailAt makes the call of that number fail, counted from 1 (what is freed or
+	// closed is so, and the failure told); a launch
 	// counts once for each command of its list, and what was started once more, at
 	// the start. After a failed Run, Launch, Start or Wait all further work fails, as
 	// on a GPU.
@@ -138,7 +139,7 @@ func (d *Device) Free(p driver.Ptr) error {
 	}
 	delete(d.memory, p)
 	d.used -= n
-	return nil
+	return d.call("free")
 }
 
 // AllocHost makes ordinary memory.
@@ -157,7 +158,7 @@ func (d *Device) FreeHost(b []byte) error {
 		return d.misuse("free of host memory")
 	}
 	delete(d.hosts, unsafe.SliceData(b))
-	return nil
+	return d.call("free host")
 }
 
 // Load accepts anything.
@@ -340,7 +341,7 @@ func (d *Device) FreeGraph(g driver.Graph) error {
 		return d.misuse("free of graph %d", g)
 	}
 	delete(d.graphs, g)
-	return nil
+	return d.call("free graph")
 }
 
 // Close leaves leaks as they are, to be asked for.
@@ -348,6 +349,7 @@ func (d *Device) Close() error {
 	if d.closed || d.Busy {
 		return d.misuse("closed twice or before Wait")
 	}
+	err := d.call("close")
 	d.closed = true
-	return nil
+	return err
 }

@@ -1,0 +1,5 @@
+//go:build !cuda
+
+package validation
+
+const builtFor = "" // none
