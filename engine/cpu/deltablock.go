@@ -90,11 +90,11 @@ func (t *deltaTask) advanceBlock(w *deltaWorker, h *deltaHead, v []float32, stri
 // packTokens normalises keys and queries, and puts the keys behind the first ones
 // of the block.
 func (t *deltaTask) packTokens(w *deltaWorker, keys []float32, first, tokens int) {
-	dims, scale := t.s.dims, t.b.kernels.scale
+	dims, n, scale := t.s.dims, t.s.spec.KeyDim, t.b.kernels.scale
 	for i := range tokens {
-		q, k := &w.q[i*dims], &w.k[i*dims]
-		scale(q, q, &w.zeros[0], dims, w.qInv[i], 1)
-		scale(k, k, &w.zeros[0], dims, w.kInv[i], 1)
+		q, k := &w.q[i*dims], &w.k[i*dims] // zero from dim n on, even if a row is NaN
+		scale(q, q, &w.zeros[0], n, w.qInv[i], 1)
+		scale(k, k, &w.zeros[0], n, w.kInv[i], 1)
 		t.k.match(&w.block.pairs[i*deltaBlock], &keys[0], k, q, dims, first+i)
 	}
 }

@@ -167,7 +167,7 @@ func testGatedDelta(h *harness) {
 // slot, and for those chunks of a prompt that the backend promises.
 func testGatedDeltaInvariance(h *harness) {
 	h.sweep(0, 11, func(i int) {
-		c := h.deltaCase(2, pick(h, 2, 4, 6), pick(h, 16, 32, 64), pick(h, 16, 32, 64), 4)
+		c := h.deltaCase(2, pick(h, 2, 4, 6), pick(h, 12, 16, 33, 64), pick(h, 16, 20, 32, 65), 4)
 		for range 2 + i + i/5 {
 			c.lengths = append(c.lengths, 1+h.rng.IntN(max(8, 24-2*i)+h.opt.DeltaBlock-1))
 		}
