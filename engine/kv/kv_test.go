@@ -62,6 +62,46 @@ func TestRuns(t *testing.T) {
 	require.NoError(t, pool.Check(&tables[0], &tables[1], &tables[2], &tables[4], &tables[5], &tables[6], &tables[7], &long))
 }
 
+// TestStart: where a new sequence begins among blocks in use.
+func TestStart(t *testing.T) {
+	for name, c := range map[string]struct {
+		used string // a block each
+		need int
+		want []int32
+	}{
+		"nothing in use":            {"......", 2, []int32{0, 1}},
+		"halfway":                   {"x......", 2, []int32{4, 5}},
+		"earlier, to be in one run": {"x......", 5, []int32{2, 3, 4, 5, 6}},
+		"the longest run":           {"x..x...x", 3, []int32{4, 5, 6}},
+		"the first of equal ones":   {"x...x...", 2, []int32{2, 3}},
+		"the longest run is first":  {"...x..", 2, []int32{0, 1}},
+		"no run is long enough":     {"x.x..x", 3, []int32{3, 4, 1}},
+		"far more than any run":     {"x.x.x.x.", 4, []int32{1, 3, 5, 7}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const first = 3
+			p := NewPool(first, len(c.used), 1)
+			var all, others, free, table Table
+			require.NoError(t, p.Reserve(&all, len(c.used)))
+			for i, block := range all.Blocks {
+				to := &others
+				if c.used[i] == '.' {
+					to = &free
+				}
+				to.Blocks = append(to.Blocks, block)
+			}
+			p.Release(&free)
+			require.NoError(t, p.Reserve(&table, c.need))
+			var got []int32
+			for _, block := range table.Blocks {
+				got = append(got, block-first)
+			}
+			require.Equal(t, c.want, got)
+			require.NoError(t, p.Check(&others, &table))
+		})
+	}
+}
+
 // TestCheckCatches proves that each broken invariant is found.
 func TestCheckCatches(t *testing.T) {
 	for name, breakIt := range map[string]func(p *Pool, a, b *Table){
