@@ -189,7 +189,6 @@ func (t *attentionTask) begin() (u unit) {
 }
 
 // next moves on to the unit that follows, if there is one.
-
 func (t *attentionTask) next(u *unit) bool {
 	u.at += u.cost
 	u.first += unitRows

@@ -168,7 +168,7 @@ func TestAttentionDotsAreGeneric(t *testing.T) {
 }
 
 // TestWeightsDotsAreGeneric compares bits for every number of rows, with scores of
-// every size, infinities among them.
+// every size, −Inf among them.
 func TestWeightsDotsAreGeneric(t *testing.T) {
 	const seed = 6
 	t.Logf("seed %d", seed)
@@ -177,20 +177,31 @@ func TestWeightsDotsAreGeneric(t *testing.T) {
 	for rows := 1; rows <= unitRows; rows++ {
 		for trial := range 12 {
 			pairs, splits, ahead := 1+rng.IntN(40), 1+rng.IntN(4), rng.IntN(3)
-			size := []float32{1, 30, 1e19}[trial%3] // of queries and keys
-			words := func(n int) []float32 {
+			words := func(n int, number func(i int) float32) []float32 {
 				x := make([]float32, n)
 				for i := range x {
-					low := math.Float32bits(size * (rng.Float32() - 0.5))
-					x[i] = math.Float32frombits(math.Float32bits(size*(rng.Float32()-0.5))&0xffff0000 | low>>16)
+					x[i] = math.Float32frombits(math.Float32bits(number(i))&0xffff0000 | math.Float32bits(number(i))>>16)
 				}
 				return x
 			}
+			size := []float32{1, 30}[trial%2]
+			query := func(int) float32 { return size * (rng.Float32() - 0.5) }
+			key := query
+			if trial%3 == 2 { // the scores of a lane are −Inf
+				lane := rng.IntN(groupPositions)
+				query = func(int) float32 { return 1e19 * (1 + rng.Float32()) }
+				key = func(i int) float32 {
+					if i%groupPositions == lane {
+						return -1e20
+					}
+					return rng.Float32() - 0.5
+				}
+			}
 			list := make([]*byte, splits*splitGroups+ahead+1)
 			for i := range list {
-				list[i] = (*byte)(unsafe.Pointer(&words(pairs * groupPositions)[0]))
+				list[i] = (*byte)(unsafe.Pointer(&words(pairs*groupPositions, key)[0]))
 			}
-			q, work := words(rows*dotRowWords), newGuarded(weightsWork)
+			q, work := words(rows*dotRowWords, query), newGuarded(weightsWork)
 			start := []guarded{newGuarded(splits * unitRows * dotRowWords), newGuarded(splits * unitRows), newGuarded(splits * unitRows)}
 			var results [2][]guarded
 			for i, k := range []*mixerKernels{mixersGeneric, mixersFor(AVX512)} {
