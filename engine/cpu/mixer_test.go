@@ -212,13 +212,13 @@ func (a *attentionRun) run() {
 	a.b.Attention(a.out, a.in, &a.spec, a.kv)
 }
 
-// widenBorders makes the values large at both ends of each split, so that a position
-// too few or too many there tells.
+// widenBorders makes the values large at both ends of each split, also after the last
+// position, so that a position too few or too many there tells.
 func (a *attentionRun) widenBorders(rng *rand.Rand) {
 	c := a.kv
 	for r := range a.step.Rows {
 		row := &a.step.Rows[r]
-		for position := range row.Start {
+		for position := range len(row.Blocks) * c.spec.BlockSize {
 			group, lane := c.place(position)
 			if group%splitGroups == 0 && lane == 0 || group%splitGroups == splitGroups-1 && lane == c.lanes(group)-1 {
 				for head := range a.spec.KVHeads {
