@@ -211,10 +211,6 @@ const maxLength = 1 << 24
 // its prompt, tokens and times in memory.
 const maxConcurrent = 1 << 14
 
-// threadsPerCore is the most workers that may share a core. Any sharing makes
-// steps wait, and hundreds wait for minutes.
-const threadsPerCore = 4
-
 // chunkSize is the scheduler's default; a step must hold one chunk beside the other rows.
 const chunkSize = 64
 
@@ -281,9 +277,9 @@ func (o *Options) Validate() error {
 			fmt.Sprintf(", a prompt chunk of %d beside %d decode rows", chunkSize, o.MaxBatchSize-1))
 	}
 	least("threads", o.Threads, 0, "")
-	if cores := runtime.NumCPU(); o.Threads > threadsPerCore*cores {
+	if most := cpu.MaxThreads(); o.Threads > most {
 		bad("-threads %d: this machine has %d cores, and workers that share one wait for each other: want at most %d, or 0 for one on each",
-			o.Threads, cores, threadsPerCore*cores)
+			o.Threads, runtime.NumCPU(), most)
 	}
 	if o.Threads > 0 && o.Backend == "cuda" {
 		bad("-threads %d: the cuda backend has no threads to set", o.Threads)

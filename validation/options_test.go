@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/batchproof/batchproof/engine/cpu"
 )
 
 func parse(t *testing.T, args ...string) (Options, error) {
@@ -141,7 +143,7 @@ func TestBadFlags(t *testing.T) {
 
 // TestTooManyThreads: hundreds of workers on a core would not end in hours.
 func TestTooManyThreads(t *testing.T) {
-	most := threadsPerCore * runtime.NumCPU()
+	most := cpu.MaxThreads()
 	_, err := parse(t, "-backend", "cpu", "-threads", strconv.Itoa(most))
 	require.NoError(t, err)
 	_, err = parse(t, "-backend", "cpu", "-threads", strconv.Itoa(most+1))

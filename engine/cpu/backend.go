@@ -36,6 +36,10 @@ type Backend struct {
 
 var _ backend.Backend = (*Backend)(nil)
 
+// MaxThreads is the most workers worth asking for. Any sharing of a core makes steps
+// wait, and hundreds wait for minutes.
+func MaxThreads() int { return 4 * runtime.NumCPU() }
+
 // New starts a backend with its workers. Close ends them.
 func New(opt Options) (*Backend, error) {
 	if opt.Threads < 0 {

@@ -67,6 +67,9 @@ func run(ctx context.Context, args []string, out, status io.Writer, probe func(*
 	if opt.rounds < 1 || opt.steps < 1 || *context < 1 {
 		return fmt.Errorf("-rounds %d, -steps %d, -context %d: want at least 1 each", opt.rounds, opt.steps, *context)
 	}
+	if most := cpu.MaxThreads(); opt.threads < 0 || opt.threads > most {
+		return fmt.Errorf("-threads %d: want 1 to %d, or 0 for one on each core", opt.threads, most)
+	}
 	var err error
 	if opt.precision, err = cpu.ParsePrecision(*precision); err != nil {
 		return fmt.Errorf("-precision: %w", err)

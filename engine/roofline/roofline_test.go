@@ -173,6 +173,8 @@ func TestCommandErrors(t *testing.T) {
 		{"-rows ,", "nothing to measure"},
 		{"-rounds 0", "-rounds 0"},
 		{"-context 0", "-context 0"},
+		{"-threads -1", "-threads -1: want 1 to"},
+		{"-threads 100000000", "-threads 100000000: want 1 to"},
 		{"-isa sse", `-isa: instruction set "sse": want auto`},
 		{"-precision int8", `-precision: precision "int8": want auto`},
 		{"stray", `unexpected argument "stray"`},
