@@ -176,7 +176,7 @@ func newAttentionRun(t testing.TB, b *Backend, layers, rows, heads, kvHeads, dim
 	require.NoError(t, err)
 	c := kv.(*kvCache)
 	rng := rand.New(rand.NewPCG(5, 5))
-	cached := unsafe.Slice((*uint16)(c.data), rows*blocks*blockSize*c.spec.BytesPerToken()/2)
+	cached := unsafe.Slice((*uint16)(c.data), layers*kvHeads*rows*blocks*c.perBlock*(c.keyBytes+c.valueBytes)/2)
 	some := cached[:len(cached)/layers]
 	for i := range some {
 		some[i] = backend.EncodeBF16(2*rng.Float32() - 1)
@@ -285,10 +285,12 @@ func (a *attentionRun) requireNear(t *testing.T, tolerance float64, what string)
 // whatever instruction set, the bits are the same in each precision, and those of
 // softmax attention.
 func TestAttentionSharesLongContexts(t *testing.T) {
-	for _, c := range []struct{ rows, heads, kvHeads, context, count, blockSize int }{
-		{1, 4, 1, 1300, 1, 16}, {1, 6, 3, 700, 1, 16}, {2, 2, 1, 1025, 1, 16}, {3, 9, 1, 530, 1, 16}, {1, 2, 1, 1019, 9, 16}, {1, 1, 1, 250, 9, 16},
+	for _, c := range []struct{ rows, heads, kvHeads, dim, context, count, blockSize int }{
+		{1, 4, 1, 32, 1300, 1, 16}, {1, 6, 3, 32, 700, 1, 16}, {2, 2, 1, 32, 1025, 1, 16}, {3, 9, 1, 32, 530, 1, 16},
+		{1, 2, 1, 32, 1019, 9, 16}, {1, 1, 1, 32, 250, 9, 16}, {1, 6, 2, 33, 600, 1, 32}, {1, 2, 1, 260, 600, 1, 16},
 		// More than are read in one go: whole splits, and one position more.
-		{1, 2, 1, 4094, 1, 16}, {1, 2, 1, 4095, 1, 16}, {1, 2, 1, 4096, 1, 16}, {1, 1, 1, 8448, 1, 64}, {1, 4, 1, 4091, 7, 48}, {1, 1, 1, 2100, 1, 8}, {2, 1, 1, 3120, 3, 24},
+		{1, 2, 1, 32, 4094, 1, 16}, {1, 2, 1, 32, 4095, 1, 16}, {1, 2, 1, 32, 4096, 1, 16}, {1, 1, 1, 32, 8448, 1, 64},
+		{1, 4, 1, 32, 4091, 7, 48}, {1, 1, 1, 32, 2100, 1, 8}, {2, 1, 1, 32, 3120, 3, 24},
 	} {
 		want := map[Precision][]uint32{}
 		for _, opt := range settings() {
@@ -298,7 +300,7 @@ func TestAttentionSharesLongContexts(t *testing.T) {
 				}
 				opt.Threads = threads
 				b := newBackend(t, opt)
-				a := newAttentionRun(t, b, 1, c.rows, c.heads, c.kvHeads, 32, c.context, c.count, c.blockSize)
+				a := newAttentionRun(t, b, 1, c.rows, c.heads, c.kvHeads, c.dim, c.context, c.count, c.blockSize)
 				a.widenBorders(rand.New(rand.NewPCG(7, 7)))
 				fill(a.out.x, nan)
 				a.run()
