@@ -319,6 +319,25 @@ func TestAttentionSharesLongContexts(t *testing.T) {
 	}
 }
 
+// TestAttentionKeepsRowsApart: a row of NaN leaves none to the row before it, whose
+// value may be stored together with the next token's.
+func TestAttentionKeepsRowsApart(t *testing.T) {
+	for _, opt := range settings() {
+		b := newBackend(t, opt)
+		for context := 16; context < 20; context++ {
+			for count := 1; count <= 2; count++ {
+				a := newAttentionRun(t, b, 1, 2, 2, 1, 32, context, count, 16)
+				a.run()
+				own := a.out.x[:count*a.out.width]
+				want := append([]uint32(nil), bits(own)...)
+				fill(a.in.x[count*a.in.width:], nan)
+				a.run()
+				require.Equal(t, want, bits(own), "%+v, %d tokens after %d", opt, count, context)
+			}
+		}
+	}
+}
+
 // deltaRun is one gated delta layer.
 type deltaRun struct {
 	b     *Backend
@@ -374,6 +393,20 @@ func TestGatedDeltaIsTheSameEverywhere(t *testing.T) {
 			require.Zero(t, testing.AllocsPerRun(10, d.run))
 		}
 	}
+}
+
+// TestGatedDeltaTakesAnotherConvolution: what was laid out for a layer's convolution is
+// not used for another one.
+func TestGatedDeltaTakesAnotherConvolution(t *testing.T) {
+	b := newBackend(t, Options{Threads: 1})
+	fresh, used := newDeltaRun(t, b, 1, 1, 1, 5), newDeltaRun(t, b, 1, 1, 1, 5)
+	used.run()
+	other := randomFloats(rand.New(rand.NewPCG(8, 8)), fresh.d.Conv.Len())
+	fresh.d.Conv, used.d.Conv = vector(other), vector(other)
+	b.ResetSlot(used.state, 0)
+	fresh.run()
+	used.run()
+	require.Equal(t, bits(fresh.out.x), bits(used.out.x))
 }
 
 // ruleTokens is the gated delta rule in float64, for one column of the state,

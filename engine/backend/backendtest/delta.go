@@ -114,12 +114,12 @@ func (h *harness) poisonSlot(r *deltaRun, slot int) {
 }
 
 // advance replays a copy of the sequences. Each step runs the other layer too,
-// with NaN, which must not be seen.
+// with inputs and a convolution of NaN, which must not be seen.
 func (h *harness) advance(r *deltaRun, copy int, p plan) []output {
 	h.Helper()
 	n := len(r.lengths)
 	other := r.spec
-	other.Layer = 1 - r.spec.Layer
+	other.Layer, other.Conv = 1-r.spec.Layer, h.vector(filled(len(r.conv), nan))
 	poison, ignored := h.poison(p.widest(), len(r.seqs[0].x[0])), h.buffer(p.widest(), r.valueHeads*r.valueDim)
 	return h.replay(r.seqs[copy*n:][:n], p, r.valueHeads*r.valueDim, func(dst, src backend.Buffer) {
 		h.b.GatedDelta(dst, src, &r.spec, r.state)
