@@ -395,6 +395,15 @@ func TestGatedDeltaIsTheSameEverywhere(t *testing.T) {
 	}
 }
 
+// TestDeltaBytes: it is what is kept, and nothing without layers.
+func TestDeltaBytes(t *testing.T) {
+	sp := backend.DeltaSpec{Layers: 3, Slots: 5, KeyHeads: 2, ValueHeads: 6, KeyDim: 12, ValueDim: 40, ConvWidth: 4}
+	state, err := newBackend(t, Options{Threads: 1}).NewDeltaState(sp)
+	require.NoError(t, err)
+	require.Equal(t, 4*len(state.(*deltaState).units), DeltaBytes(sp)*sp.Slots)
+	require.Zero(t, DeltaBytes(backend.DeltaSpec{}))
+}
+
 // TestGatedDeltaTakesAnotherConvolution: what was laid out for a layer's convolution is
 // not used for another one.
 func TestGatedDeltaTakesAnotherConvolution(t *testing.T) {

@@ -150,7 +150,7 @@ func testGatedDelta(h *harness) {
 		h.nearAll(c.String(), h.advance(r, 0, h.randomPlan(r.seqs)), r.want, h.deltaTolerance)
 	})
 	h.sweep(1, 70, func(n int) {
-		c := h.deltaCase(2, 4, 16, 16, 4)
+		c := h.deltaCase(2, 4, 36, 40, 4)
 		c.lengths = []int{n}
 		r := h.openDelta(c, 1)
 		h.nearAll(c.String(), h.advance(r, 0, h.randomPlan(r.seqs)), r.want, h.deltaTolerance)
@@ -167,7 +167,7 @@ func testGatedDelta(h *harness) {
 // slot, and for those chunks of a prompt that the backend promises.
 func testGatedDeltaInvariance(h *harness) {
 	h.sweep(0, 11, func(i int) {
-		c := h.deltaCase(2, pick(h, 2, 4, 6), pick(h, 12, 16, 33, 64), pick(h, 16, 20, 32, 65), 4)
+		c := h.deltaCase(2, pick(h, 2, 4, 6), pick(h, 16, 32, 64), pick(h, 16, 32, 64), 4)
 		for range 2 + i + i/5 {
 			c.lengths = append(c.lengths, 1+h.rng.IntN(max(8, 24-2*i)+h.opt.DeltaBlock-1))
 		}
