@@ -39,7 +39,7 @@ func (w workload) keys() string {
 // round is what a workload did in one round: medians over its steps.
 type round struct {
 	machine machine
-	bytes   float64 // that a step moves at least
+	bytes   float64 // that a step moves at least by the model's shape, embed and sample left out
 	flops   float64 // that it does
 	seconds float64 // of a step
 	ops     []opRound
@@ -60,7 +60,6 @@ func (r *round) least() (w work) {
 	for _, o := range r.ops {
 		w.add(o.work)
 	}
-	w.bytes = r.bytes
 	return w
 }
 

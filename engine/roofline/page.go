@@ -34,6 +34,8 @@ func (s *stand) writeHead(out io.Writer, results [][]round) {
 	fmt.Fprintf(out, "streaming read %s GB/s, multiply-add peak %s GFLOP/s, of linears and attention %s, measured in every round\n",
 		spread(all, bandwidth), spread(all, peak), spread(all, products))
 	fmt.Fprintln(out, "floor of an op: its bytes at that bandwidth or its arithmetic at that peak, whichever takes longer; of a step: the sum over its ops, which run one after another")
+	fmt.Fprintln(out, "MB, MFLOP: the least to move and to compute; a multiply-add is two")
+	fmt.Fprintln(out, "share: floor ÷ measured, above 100 % where memory was faster than when it was probed; each figure is a median over the rounds, so they need not add up")
 	if l3 := cpuid.CPU.Cache.L3; l3 > 0 && s.meter.weights < 4*l3 {
 		fmt.Fprintf(out, "note: %.0f MB of weights and a last-level cache of %.0f MB: part of them may come from the cache, and shares exceed 100 %%\n",
 			float64(s.meter.weights)/1e6, float64(l3)/1e6)
@@ -99,7 +101,7 @@ func (s *stand) writeTable(out io.Writer, w workload, rounds []round) {
 	line("step", 0, func(r *round) (work, float64, float64) { return r.least(), r.floor(), r.seconds })
 	t.Flush()
 	tokens := float64(w.rows * w.tokens)
-	fmt.Fprintf(out, "%.1f tok/s; per step %.2f allocations, %.1f pauses of a thread\n",
+	fmt.Fprintf(out, "%.1f tok/s; per step %.2f allocations, %.1f voluntary context switches\n",
 		tokens/step, over(rounds, func(r *round) float64 { return r.mallocs }), over(rounds, func(r *round) float64 { return r.pauses }))
 }
 
