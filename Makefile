@@ -41,7 +41,7 @@ bench: ## benchmarks into results/bench.txt, compared by mode (several minutes)
 	@mkdir -p $(RESULTS)
 	$(GO) test ./validation -run '^$$' -bench . -count=10 -timeout 60m -backend cpu -checkpoint $(CHECKPOINT) $(FLAGS) | tee $(RESULTS)/bench.new
 	@mv $(RESULTS)/bench.new $(RESULTS)/bench.txt
-	$(GO) tool benchstat -filter '/mode:(serial OR batch)' -col /mode $(RESULTS)/bench.txt
+	$(GO) tool benchstat -filter '.name:Generate' -col /mode $(RESULTS)/bench.txt
 
 # make reports every failure as 2; for the exit status itself run bin/compare.
 .PHONY: compare
@@ -60,7 +60,7 @@ trend: ## draw recorded runs (RUNS="files or folders", default the baselines) in
 	$(GO) run ./validation/compare -trend $(RESULTS)/trend.svg $(RUNS)
 
 .PHONY: roofline
-roofline: ## each op and step against the machine's limits (FLAGS="-rows 1,8 -context 64 -prefill 512 -threads 2")
+roofline: ## each op and step against the machine's limits, also in results/roofline.txt (FLAGS="-rows 1,8 -context 64 -prefill 512 -threads 2")
 	$(GO) run ./engine/roofline -checkpoint $(CHECKPOINT) -bench $(RESULTS)/roofline.txt $(FLAGS)
 
 .PHONY: targets
