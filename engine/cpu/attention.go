@@ -71,7 +71,7 @@ type attentionWorker struct {
 	pairs        []float32 // weights, rounded, of each split [rows][dotRowWords]
 	max, sum     [readSplits][unitRows]float32
 	work         []float32 // see mixerKernels.weightsDots
-	parts        [readSplits]partial
+	parts        []partial
 
 	// Splits of a unit that begins in this worker's share and ends in another.
 	cut  []partial
@@ -80,10 +80,12 @@ type attentionWorker struct {
 
 // partial is softmax attention over some positions, before the division.
 type partial struct {
-	acc []float32 // [chunks][rows][16]
+	acc []float32 // [chunks][rows][16]; partSize after that of the split before
 	max [unitRows]float32
 	sum [unitRows]float32
 }
+
+func (t *attentionTask) partSize() int { return t.c.chunks * chunkDims * unitRows }
 
 // unit is some queries of a row, with a KV head.
 type unit struct {
@@ -113,24 +115,24 @@ func (t *attentionTask) init(b *Backend, c *kvCache) (err error) {
 	}
 	t.workers = make([]attentionWorker, b.pool.workers)
 	splits := (c.spec.Blocks*c.perBlock + splitGroups - 1) / splitGroups
-	size := c.chunks * chunkDims * unitRows
 	for i := range t.workers {
 		w := &t.workers[i]
 		dims := roundUp(c.spec.HeadDim, 4)
 		w.heads, w.zeros, w.q = floats(unitRows*dims), floats(dims), floats(max(dims, dotRowWords)*unitRows)
 		w.p, w.pairs = floats(readSplits*unitRows*splitPositions), floats(readSplits*unitRows*dotRowWords)
-		w.work, w.acc.acc = floats(weightsWork), floats(size)
-		for s := range w.parts {
-			w.parts[s].acc = floats(size)
-		}
-		if i < len(t.workers)-1 { // not touched, and so not resident, until a context is that long
-			w.cut = make([]partial, splits)
-			all := floats(splits * size)
-			for s := range w.cut {
+		w.work, w.acc.acc = floats(weightsWork), floats(t.partSize())
+		partials := func(n int) []partial {
+			parts, all := make([]partial, n), floats(n*t.partSize())
+			for s := range parts {
 				if err == nil {
-					w.cut[s].acc = all[s*size:][:size]
+					parts[s].acc = all[s*t.partSize():][:t.partSize()]
 				}
 			}
+			return parts
+		}
+		w.parts = partials(t.together)
+		if i < len(t.workers)-1 { // not touched, and so not resident, until a context is that long
+			w.cut = partials(splits)
 		}
 	}
 	return err
@@ -368,18 +370,14 @@ func (t *attentionTask) attend(w *attentionWorker, u *unit, first, last int, cut
 		hi := min(last, lo+t.together)
 		ahead := t.list(w, u, lo, hi)
 		t.weights(w, u, lo, hi, ahead)
-		into := func(s int) *partial {
-			if cut != nil {
-				return &cut[s]
-			}
-			return &w.parts[s-lo]
+		parts := w.parts
+		if cut != nil {
+			parts = cut[lo:]
 		}
-		for s := lo; s < hi; s++ {
-			t.mix(w, u, s, s-lo, ahead, into(s))
-		}
+		t.mix(w, u, lo, hi, ahead, parts)
 		if cut == nil {
 			for s := lo; s < hi; s++ {
-				t.merge(w, u, into(s), s == 0)
+				t.merge(w, u, &parts[s-lo], s == 0)
 			}
 		}
 	}
@@ -447,19 +445,26 @@ func (t *attentionTask) weights(w *attentionWorker, u *unit, lo, hi, ahead int) 
 	}
 }
 
-// mix adds up the values of a split, which is the i-th of those whose weights there are.
-func (t *attentionTask) mix(w *attentionWorker, u *unit, s, i, ahead int, out *partial) {
+// mix adds up the values of some splits.
+func (t *attentionTask) mix(w *attentionWorker, u *unit, lo, hi, ahead int, parts []partial) {
 	c := t.c
-	mix, weights := t.k.mixF32[u.queries-1], w.p[i*unitRows*splitPositions:]
-	switch {
-	case t.dots:
-		mix, weights = t.k.mixDots[u.queries-1], w.pairs[i*unitRows*dotRowWords:]
-	case c.spec.DType == backend.BF16:
+	for i := range hi - lo {
+		parts[i].max, parts[i].sum = w.max[i], w.sum[i]
+	}
+	if t.dots {
+		groups := min(hi*splitGroups, u.groups) - lo*splitGroups
+		t.k.mixDots[u.queries-1](&parts[0].acc[0], &w.values[0], groups, &w.pairs[0], c.chunks, ahead, 4*t.partSize())
+		return
+	}
+	mix := t.k.mixF32[u.queries-1]
+	if c.spec.DType == backend.BF16 {
 		mix = t.k.mixBF16[u.queries-1]
 	}
-	out.max, out.sum = w.max[i], w.sum[i]
-	clear(out.acc[:c.chunks*u.queries*chunkDims])
-	mix(&out.acc[0], &w.values[i*splitGroups], u.splitGroups(s), &weights[0], c.chunks, ahead)
+	for i := range hi - lo {
+		acc := parts[i].acc
+		clear(acc[:c.chunks*u.queries*chunkDims])
+		mix(&acc[0], &w.values[i*splitGroups], u.splitGroups(lo+i), &w.p[i*unitRows*splitPositions], c.chunks, ahead)
+	}
 }
 
 // mask sets to −Inf the lanes that hold no position, and those of positions

@@ -47,7 +47,7 @@ func scoresDotsRows1(s *float32, k **byte, groups int, q *float32, pairs int, ah
 func weightsDotsRows1(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
-func mixDotsRows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixDotsRows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
 func scoresDotsRows2(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -56,7 +56,7 @@ func scoresDotsRows2(s *float32, k **byte, groups int, q *float32, pairs int, ah
 func weightsDotsRows2(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
-func mixDotsRows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixDotsRows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
 func scoresDotsRows3(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -65,7 +65,7 @@ func scoresDotsRows3(s *float32, k **byte, groups int, q *float32, pairs int, ah
 func weightsDotsRows3(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
-func mixDotsRows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixDotsRows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
 func scoresDotsRows4(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -74,7 +74,7 @@ func scoresDotsRows4(s *float32, k **byte, groups int, q *float32, pairs int, ah
 func weightsDotsRows4(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
-func mixDotsRows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixDotsRows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
 func scoresDotsRows5(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -83,7 +83,7 @@ func scoresDotsRows5(s *float32, k **byte, groups int, q *float32, pairs int, ah
 func weightsDotsRows5(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
-func mixDotsRows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixDotsRows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
 func scoresDotsRows6(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -92,7 +92,7 @@ func scoresDotsRows6(s *float32, k **byte, groups int, q *float32, pairs int, ah
 func weightsDotsRows6(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
-func mixDotsRows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixDotsRows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
 func scoresDotsRows7(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -101,7 +101,7 @@ func scoresDotsRows7(s *float32, k **byte, groups int, q *float32, pairs int, ah
 func weightsDotsRows7(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
-func mixDotsRows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixDotsRows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
 func scoresDotsRows8(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -110,7 +110,7 @@ func scoresDotsRows8(s *float32, k **byte, groups int, q *float32, pairs int, ah
 func weightsDotsRows8(w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
-func mixDotsRows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixDotsRows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
 func roundDots(dst *float32, x *float32, n int)

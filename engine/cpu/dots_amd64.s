@@ -1456,24 +1456,39 @@ DATA one<>+56(SB)/4, $0x3f800000
 DATA one<>+60(SB)/4, $0x3f800000
 GLOBL one<>(SB), RODATA|NOPTR, $64
 
-// func mixDotsRows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+// func mixDotsRows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·mixDotsRows1(SB), NOSPLIT, $0-48
+TEXT ·mixDotsRows1(SB), NOSPLIT, $16-56
 	MOVQ v+8(FP), CX
 	MOVQ groups+16(FP), BX
 	MOVQ ahead+40(FP), R8
 	MOVQ p+24(FP), DX
+	MOVQ DX, (SP)
+	MOVQ acc+0(FP), AX
+	MOVQ AX, 8(SP)
 	MOVQ $0x00000200, R9
 	MOVQ $0x00000600, R10
+
+split:
+	MOVQ (SP), DX
+	XORQ R13, R13
 
 group:
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ acc+0(FP), AX
+	MOVQ 8(SP), AX
 	MOVQ chunks+32(FP), R12
 
 chunk:
-	VMOVUPS    (AX), Z0
+	TESTQ   R13, R13
+	JZ      zeros
+	VMOVUPS (AX), Z0
+	JMP     pairs
+
+zeros:
+	VPXORD Z0, Z0, Z0
+
+pairs:
 	PREFETCHT0 (DI)
 	VMOVUPS    (SI), Z8
 	LONG       $0x00000000583ef262
@@ -1522,8 +1537,17 @@ chunk:
 	JNZ        chunk
 	ADDQ       $0x20, DX
 	ADDQ       $0x08, CX
+	INCQ       R13
 	DECQ       BX
-	JNZ        group
+	JZ         end
+	CMPQ       R13, $0x10
+	JNE        group
+	ADDQ       $0x00001000, (SP)
+	MOVQ       stride+48(FP), AX
+	ADDQ       AX, 8(SP)
+	JMP        split
+
+end:
 	VZEROUPPER
 	RET
 
@@ -1818,25 +1842,41 @@ end:
 	VZEROUPPER
 	RET
 
-// func mixDotsRows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+// func mixDotsRows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·mixDotsRows2(SB), NOSPLIT, $0-48
+TEXT ·mixDotsRows2(SB), NOSPLIT, $16-56
 	MOVQ v+8(FP), CX
 	MOVQ groups+16(FP), BX
 	MOVQ ahead+40(FP), R8
 	MOVQ p+24(FP), DX
+	MOVQ DX, (SP)
+	MOVQ acc+0(FP), AX
+	MOVQ AX, 8(SP)
 	MOVQ $0x00000200, R9
 	MOVQ $0x00000600, R10
+
+split:
+	MOVQ (SP), DX
+	XORQ R13, R13
 
 group:
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ acc+0(FP), AX
+	MOVQ 8(SP), AX
 	MOVQ chunks+32(FP), R12
 
 chunk:
-	VMOVUPS    (AX), Z0
-	VMOVUPS    64(AX), Z1
+	TESTQ   R13, R13
+	JZ      zeros
+	VMOVUPS (AX), Z0
+	VMOVUPS 64(AX), Z1
+	JMP     pairs
+
+zeros:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+
+pairs:
 	PREFETCHT0 (DI)
 	VMOVUPS    (SI), Z8
 	LONG       $0x00000000583ef262
@@ -1894,8 +1934,17 @@ chunk:
 	JNZ        chunk
 	ADDQ       $0x20, DX
 	ADDQ       $0x08, CX
+	INCQ       R13
 	DECQ       BX
-	JNZ        group
+	JZ         end
+	CMPQ       R13, $0x10
+	JNE        group
+	ADDQ       $0x00001000, (SP)
+	MOVQ       stride+48(FP), AX
+	ADDQ       AX, 8(SP)
+	JMP        split
+
+end:
 	VZEROUPPER
 	RET
 
@@ -2255,26 +2304,43 @@ end:
 	VZEROUPPER
 	RET
 
-// func mixDotsRows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+// func mixDotsRows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·mixDotsRows3(SB), NOSPLIT, $0-48
+TEXT ·mixDotsRows3(SB), NOSPLIT, $16-56
 	MOVQ v+8(FP), CX
 	MOVQ groups+16(FP), BX
 	MOVQ ahead+40(FP), R8
 	MOVQ p+24(FP), DX
+	MOVQ DX, (SP)
+	MOVQ acc+0(FP), AX
+	MOVQ AX, 8(SP)
 	MOVQ $0x00000200, R9
 	MOVQ $0x00000600, R10
+
+split:
+	MOVQ (SP), DX
+	XORQ R13, R13
 
 group:
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ acc+0(FP), AX
+	MOVQ 8(SP), AX
 	MOVQ chunks+32(FP), R12
 
 chunk:
-	VMOVUPS    (AX), Z0
-	VMOVUPS    64(AX), Z1
-	VMOVUPS    128(AX), Z2
+	TESTQ   R13, R13
+	JZ      zeros
+	VMOVUPS (AX), Z0
+	VMOVUPS 64(AX), Z1
+	VMOVUPS 128(AX), Z2
+	JMP     pairs
+
+zeros:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+
+pairs:
 	PREFETCHT0 (DI)
 	VMOVUPS    (SI), Z8
 	LONG       $0x00000000583ef262
@@ -2341,8 +2407,17 @@ chunk:
 	JNZ        chunk
 	ADDQ       $0x20, DX
 	ADDQ       $0x08, CX
+	INCQ       R13
 	DECQ       BX
-	JNZ        group
+	JZ         end
+	CMPQ       R13, $0x10
+	JNE        group
+	ADDQ       $0x00001000, (SP)
+	MOVQ       stride+48(FP), AX
+	ADDQ       AX, 8(SP)
+	JMP        split
+
+end:
 	VZEROUPPER
 	RET
 
@@ -2767,27 +2842,45 @@ end:
 	VZEROUPPER
 	RET
 
-// func mixDotsRows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+// func mixDotsRows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·mixDotsRows4(SB), NOSPLIT, $0-48
+TEXT ·mixDotsRows4(SB), NOSPLIT, $16-56
 	MOVQ v+8(FP), CX
 	MOVQ groups+16(FP), BX
 	MOVQ ahead+40(FP), R8
 	MOVQ p+24(FP), DX
+	MOVQ DX, (SP)
+	MOVQ acc+0(FP), AX
+	MOVQ AX, 8(SP)
 	MOVQ $0x00000200, R9
 	MOVQ $0x00000600, R10
+
+split:
+	MOVQ (SP), DX
+	XORQ R13, R13
 
 group:
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ acc+0(FP), AX
+	MOVQ 8(SP), AX
 	MOVQ chunks+32(FP), R12
 
 chunk:
-	VMOVUPS    (AX), Z0
-	VMOVUPS    64(AX), Z1
-	VMOVUPS    128(AX), Z2
-	VMOVUPS    192(AX), Z3
+	TESTQ   R13, R13
+	JZ      zeros
+	VMOVUPS (AX), Z0
+	VMOVUPS 64(AX), Z1
+	VMOVUPS 128(AX), Z2
+	VMOVUPS 192(AX), Z3
+	JMP     pairs
+
+zeros:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+
+pairs:
 	PREFETCHT0 (DI)
 	VMOVUPS    (SI), Z8
 	LONG       $0x00000000583ef262
@@ -2863,8 +2956,17 @@ chunk:
 	JNZ        chunk
 	ADDQ       $0x20, DX
 	ADDQ       $0x08, CX
+	INCQ       R13
 	DECQ       BX
-	JNZ        group
+	JZ         end
+	CMPQ       R13, $0x10
+	JNE        group
+	ADDQ       $0x00001000, (SP)
+	MOVQ       stride+48(FP), AX
+	ADDQ       AX, 8(SP)
+	JMP        split
+
+end:
 	VZEROUPPER
 	RET
 
@@ -3370,29 +3472,48 @@ end:
 	VZEROUPPER
 	RET
 
-// func mixDotsRows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+// func mixDotsRows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·mixDotsRows5(SB), NOSPLIT, $0-48
+TEXT ·mixDotsRows5(SB), NOSPLIT, $16-56
 	MOVQ v+8(FP), CX
 	MOVQ groups+16(FP), BX
 	MOVQ ahead+40(FP), R8
 	MOVQ p+24(FP), DX
+	MOVQ DX, (SP)
+	MOVQ acc+0(FP), AX
+	MOVQ AX, 8(SP)
 	MOVQ $0x00000200, R9
 	MOVQ $0x00000600, R10
+
+split:
+	MOVQ (SP), DX
 	LEAQ (DX)(R9*4), R11
+	XORQ R13, R13
 
 group:
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ acc+0(FP), AX
+	MOVQ 8(SP), AX
 	MOVQ chunks+32(FP), R12
 
 chunk:
-	VMOVUPS    (AX), Z0
-	VMOVUPS    64(AX), Z1
-	VMOVUPS    128(AX), Z2
-	VMOVUPS    192(AX), Z3
-	VMOVUPS    256(AX), Z4
+	TESTQ   R13, R13
+	JZ      zeros
+	VMOVUPS (AX), Z0
+	VMOVUPS 64(AX), Z1
+	VMOVUPS 128(AX), Z2
+	VMOVUPS 192(AX), Z3
+	VMOVUPS 256(AX), Z4
+	JMP     pairs
+
+zeros:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+
+pairs:
 	PREFETCHT0 (DI)
 	VMOVUPS    (SI), Z8
 	LONG       $0x00000000583ef262
@@ -3494,8 +3615,17 @@ chunk:
 	ADDQ       $0x20, DX
 	ADDQ       $0x20, R11
 	ADDQ       $0x08, CX
+	INCQ       R13
 	DECQ       BX
-	JNZ        group
+	JZ         end
+	CMPQ       R13, $0x10
+	JNE        group
+	ADDQ       $0x00001000, (SP)
+	MOVQ       stride+48(FP), AX
+	ADDQ       AX, 8(SP)
+	JMP        split
+
+end:
 	VZEROUPPER
 	RET
 
@@ -4066,30 +4196,50 @@ end:
 	VZEROUPPER
 	RET
 
-// func mixDotsRows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+// func mixDotsRows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·mixDotsRows6(SB), NOSPLIT, $0-48
+TEXT ·mixDotsRows6(SB), NOSPLIT, $16-56
 	MOVQ v+8(FP), CX
 	MOVQ groups+16(FP), BX
 	MOVQ ahead+40(FP), R8
 	MOVQ p+24(FP), DX
+	MOVQ DX, (SP)
+	MOVQ acc+0(FP), AX
+	MOVQ AX, 8(SP)
 	MOVQ $0x00000200, R9
 	MOVQ $0x00000600, R10
+
+split:
+	MOVQ (SP), DX
 	LEAQ (DX)(R9*4), R11
+	XORQ R13, R13
 
 group:
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ acc+0(FP), AX
+	MOVQ 8(SP), AX
 	MOVQ chunks+32(FP), R12
 
 chunk:
-	VMOVUPS    (AX), Z0
-	VMOVUPS    64(AX), Z1
-	VMOVUPS    128(AX), Z2
-	VMOVUPS    192(AX), Z3
-	VMOVUPS    256(AX), Z4
-	VMOVUPS    320(AX), Z5
+	TESTQ   R13, R13
+	JZ      zeros
+	VMOVUPS (AX), Z0
+	VMOVUPS 64(AX), Z1
+	VMOVUPS 128(AX), Z2
+	VMOVUPS 192(AX), Z3
+	VMOVUPS 256(AX), Z4
+	VMOVUPS 320(AX), Z5
+	JMP     pairs
+
+zeros:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+
+pairs:
 	PREFETCHT0 (DI)
 	VMOVUPS    (SI), Z8
 	LONG       $0x00000000583ef262
@@ -4200,8 +4350,17 @@ chunk:
 	ADDQ       $0x20, DX
 	ADDQ       $0x20, R11
 	ADDQ       $0x08, CX
+	INCQ       R13
 	DECQ       BX
-	JNZ        group
+	JZ         end
+	CMPQ       R13, $0x10
+	JNE        group
+	ADDQ       $0x00001000, (SP)
+	MOVQ       stride+48(FP), AX
+	ADDQ       AX, 8(SP)
+	JMP        split
+
+end:
 	VZEROUPPER
 	RET
 
@@ -4837,31 +4996,52 @@ end:
 	VZEROUPPER
 	RET
 
-// func mixDotsRows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+// func mixDotsRows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·mixDotsRows7(SB), NOSPLIT, $0-48
+TEXT ·mixDotsRows7(SB), NOSPLIT, $16-56
 	MOVQ v+8(FP), CX
 	MOVQ groups+16(FP), BX
 	MOVQ ahead+40(FP), R8
 	MOVQ p+24(FP), DX
+	MOVQ DX, (SP)
+	MOVQ acc+0(FP), AX
+	MOVQ AX, 8(SP)
 	MOVQ $0x00000200, R9
 	MOVQ $0x00000600, R10
+
+split:
+	MOVQ (SP), DX
 	LEAQ (DX)(R9*4), R11
+	XORQ R13, R13
 
 group:
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ acc+0(FP), AX
+	MOVQ 8(SP), AX
 	MOVQ chunks+32(FP), R12
 
 chunk:
-	VMOVUPS    (AX), Z0
-	VMOVUPS    64(AX), Z1
-	VMOVUPS    128(AX), Z2
-	VMOVUPS    192(AX), Z3
-	VMOVUPS    256(AX), Z4
-	VMOVUPS    320(AX), Z5
-	VMOVUPS    384(AX), Z6
+	TESTQ   R13, R13
+	JZ      zeros
+	VMOVUPS (AX), Z0
+	VMOVUPS 64(AX), Z1
+	VMOVUPS 128(AX), Z2
+	VMOVUPS 192(AX), Z3
+	VMOVUPS 256(AX), Z4
+	VMOVUPS 320(AX), Z5
+	VMOVUPS 384(AX), Z6
+	JMP     pairs
+
+zeros:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+
+pairs:
 	PREFETCHT0 (DI)
 	VMOVUPS    (SI), Z8
 	LONG       $0x00000000583ef262
@@ -4981,8 +5161,17 @@ chunk:
 	ADDQ       $0x20, DX
 	ADDQ       $0x20, R11
 	ADDQ       $0x08, CX
+	INCQ       R13
 	DECQ       BX
-	JNZ        group
+	JZ         end
+	CMPQ       R13, $0x10
+	JNE        group
+	ADDQ       $0x00001000, (SP)
+	MOVQ       stride+48(FP), AX
+	ADDQ       AX, 8(SP)
+	JMP        split
+
+end:
 	VZEROUPPER
 	RET
 
@@ -5683,32 +5872,54 @@ end:
 	VZEROUPPER
 	RET
 
-// func mixDotsRows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+// func mixDotsRows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·mixDotsRows8(SB), NOSPLIT, $0-48
+TEXT ·mixDotsRows8(SB), NOSPLIT, $16-56
 	MOVQ v+8(FP), CX
 	MOVQ groups+16(FP), BX
 	MOVQ ahead+40(FP), R8
 	MOVQ p+24(FP), DX
+	MOVQ DX, (SP)
+	MOVQ acc+0(FP), AX
+	MOVQ AX, 8(SP)
 	MOVQ $0x00000200, R9
 	MOVQ $0x00000600, R10
+
+split:
+	MOVQ (SP), DX
 	LEAQ (DX)(R9*4), R11
+	XORQ R13, R13
 
 group:
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ acc+0(FP), AX
+	MOVQ 8(SP), AX
 	MOVQ chunks+32(FP), R12
 
 chunk:
-	VMOVUPS    (AX), Z0
-	VMOVUPS    64(AX), Z1
-	VMOVUPS    128(AX), Z2
-	VMOVUPS    192(AX), Z3
-	VMOVUPS    256(AX), Z4
-	VMOVUPS    320(AX), Z5
-	VMOVUPS    384(AX), Z6
-	VMOVUPS    448(AX), Z7
+	TESTQ   R13, R13
+	JZ      zeros
+	VMOVUPS (AX), Z0
+	VMOVUPS 64(AX), Z1
+	VMOVUPS 128(AX), Z2
+	VMOVUPS 192(AX), Z3
+	VMOVUPS 256(AX), Z4
+	VMOVUPS 320(AX), Z5
+	VMOVUPS 384(AX), Z6
+	VMOVUPS 448(AX), Z7
+	JMP     pairs
+
+zeros:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+
+pairs:
 	PREFETCHT0 (DI)
 	VMOVUPS    (SI), Z8
 	LONG       $0x00000000583ef262
@@ -5837,8 +6048,17 @@ chunk:
 	ADDQ       $0x20, DX
 	ADDQ       $0x20, R11
 	ADDQ       $0x08, CX
+	INCQ       R13
 	DECQ       BX
-	JNZ        group
+	JZ         end
+	CMPQ       R13, $0x10
+	JNE        group
+	ADDQ       $0x00001000, (SP)
+	MOVQ       stride+48(FP), AX
+	ADDQ       AX, 8(SP)
+	JMP        split
+
+end:
 	VZEROUPPER
 	RET
 

@@ -137,6 +137,10 @@ func TestAttentionDotsAreGeneric(t *testing.T) {
 				return x
 			}
 			pairs, chunks, groups, ahead := 1+rng.IntN(40), 1+rng.IntN(16), 1+rng.IntN(3), rng.IntN(3)
+			stride := chunks*chunkDims*rows + rng.IntN(3)*chunkDims // between splits
+			if trial%4 == 3 {
+				groups += splitGroups - 1
+			}
 			list := func(size int) **byte {
 				list := make([]*byte, groups+ahead)
 				for i := range list {
@@ -145,13 +149,13 @@ func TestAttentionDotsAreGeneric(t *testing.T) {
 				return &list[0]
 			}
 			k, v := list(pairs*groupPositions), list(chunks*chunkDims*groupPositions/2)
-			q, p := words(rows*dotRowWords), words(rows*dotRowWords)
+			q, p := words(rows*dotRowWords), words((unitRows+rows)*dotRowWords)
 			for name, op := range map[string]struct {
 				start guarded
 				run   func(k *mixerKernels, x *float32)
 			}{
-				"scores": {newGuarded(rows * splitPositions), func(m *mixerKernels, x *float32) { m.scoresDots[rows-1](x, k, groups, &q[0], pairs, ahead) }},
-				"mix":    {randomGuarded(rng, chunks*chunkDims*rows, 1), func(m *mixerKernels, x *float32) { m.mixDots[rows-1](x, v, groups, &p[0], chunks, ahead) }},
+				"scores": {newGuarded(rows * splitPositions), func(m *mixerKernels, x *float32) { m.scoresDots[rows-1](x, k, min(groups, splitGroups), &q[0], pairs, ahead) }},
+				"mix":    {newGuarded(chunks*chunkDims*rows + stride), func(m *mixerKernels, x *float32) { m.mixDots[rows-1](x, v, groups, &p[0], chunks, ahead, 4*stride) }},
 			} {
 				want, got := op.start.copy(), op.start.copy()
 				op.run(mixersGeneric, want.first())

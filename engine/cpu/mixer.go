@@ -24,7 +24,9 @@ type mixerKernels struct {
 	// an instruction; nil where there are none. Rows of q and p are pairs, dotRowWords
 	// apart, and even and odd pairs of dims are summed apart.
 	scoresDots [unitRows]func(s *float32, k **byte, groups int, q *float32, pairs, ahead int)
-	mixDots    [unitRows]func(acc *float32, v **byte, groups int, p *float32, chunks, ahead int)
+	// mixDots does several splits: acc of each is stride bytes after that of the one
+	// before, and begins with zeros; p is as of weightsDots.
+	mixDots [unitRows]func(acc *float32, v **byte, groups int, p *float32, chunks, ahead, stride int)
 	// weightsDots makes of some splits, of 16 groups each, the rounded weights w
 	// [splits][8][dotRowWords], the largest score of each row and its sum of weights
 	// [splits][8]: scoresDots, softmax and rounding in one. work is weightsWork numbers.
@@ -91,7 +93,7 @@ var mixersGeneric = &mixerKernels{
 		scoresDotsGeneric(1), scoresDotsGeneric(2), scoresDotsGeneric(3), scoresDotsGeneric(4),
 		scoresDotsGeneric(5), scoresDotsGeneric(6), scoresDotsGeneric(7), scoresDotsGeneric(8),
 	},
-	mixDots: [...]func(*float32, **byte, int, *float32, int, int){
+	mixDots: [...]func(*float32, **byte, int, *float32, int, int, int){
 		mixDotsGeneric(1), mixDotsGeneric(2), mixDotsGeneric(3), mixDotsGeneric(4),
 		mixDotsGeneric(5), mixDotsGeneric(6), mixDotsGeneric(7), mixDotsGeneric(8),
 	},
@@ -213,17 +215,22 @@ func weightsDotsGeneric(rows int) func(w, max, sum *float32, k **byte, splits in
 	}
 }
 
-func mixDotsGeneric(rows int) func(acc *float32, v **byte, groups int, p *float32, chunks, ahead int) {
+func mixDotsGeneric(rows int) func(acc *float32, v **byte, groups int, p *float32, chunks, ahead, stride int) {
 	const positions = groupPositions / 2 // pairs
-	return func(acc *float32, v **byte, groups int, p *float32, chunks, _ int) {
-		sums := unsafe.Slice((*lanes16)(unsafe.Pointer(acc)), chunks*rows)
-		ps := unsafe.Slice((*uint32)(unsafe.Pointer(p)), (rows-1)*dotRowWords+groups*positions)
+	return func(acc *float32, v **byte, groups int, p *float32, chunks, _, stride int) {
 		for g, values := range unsafe.Slice(v, groups) {
+			split, in := g/splitGroups, g%splitGroups
+			sums := unsafe.Slice((*lanes16)(unsafe.Add(unsafe.Pointer(acc), split*stride)), chunks*rows)
+			if in == 0 {
+				clear(sums)
+			}
+			ps := unsafe.Slice((*uint32)(unsafe.Pointer(p)), split*unitRows*dotRowWords+(rows-1)*dotRowWords+(in+1)*positions)
+			ps = ps[split*unitRows*dotRowWords:]
 			vs := unsafe.Slice((*[chunkDims]uint32)(unsafe.Pointer(values)), chunks*positions)
 			for i := range vs {
 				for r := range rows {
 					for lane := range vs[i] {
-						addDot(&sums[i/positions*rows+r][lane], vs[i][lane], ps[r*dotRowWords+g*positions+i%positions])
+						addDot(&sums[i/positions*rows+r][lane], vs[i][lane], ps[r*dotRowWords+in*positions+i%positions])
 					}
 				}
 			}

@@ -66,7 +66,7 @@ var mixersAVX512 = &mixerKernels{
 		scoresDotsRows1, scoresDotsRows2, scoresDotsRows3, scoresDotsRows4,
 		scoresDotsRows5, scoresDotsRows6, scoresDotsRows7, scoresDotsRows8,
 	},
-	mixDots: [...]func(*float32, **byte, int, *float32, int, int){
+	mixDots: [...]func(*float32, **byte, int, *float32, int, int, int){
 		mixDotsRows1, mixDotsRows2, mixDotsRows3, mixDotsRows4,
 		mixDotsRows5, mixDotsRows6, mixDotsRows7, mixDotsRows8,
 	},

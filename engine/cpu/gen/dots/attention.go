@@ -256,30 +256,46 @@ func fold(op func(ops ...Op), i int) {
 	op(high.AsX(), x.AsX(), x.AsX())
 }
 
-// mix adds the values of groups, weighted, to acc [chunks][rows][16].
+// mix adds up the values of groups, weighted: those of each split in acc
+// [chunks][rows][16] of its own, in one go.
 func mix(rows int) {
-	text(fmt.Sprintf("mixDotsRows%d", rows), "func(acc *float32, v **byte, groups int, p *float32, chunks, ahead int)")
-	const acc, list, groups, at, next, left, ahead = rax, rcx, rbx, rsi, rdi, r12, r8
+	text(fmt.Sprintf("mixDotsRows%d", rows), "func(acc *float32, v **byte, groups int, p *float32, chunks, ahead, stride int)")
+	const acc, list, groups, at, next, left, ahead, inSplit = rax, rcx, rbx, rsi, rdi, r12, r8, r13
 	const values = mostRows // register after the sums
 	Load(Param("v"), general[list])
 	Load(Param("groups"), general[groups])
 	Load(Param("ahead"), general[ahead])
 	Load(Param("p"), general[rowsLow])
+	weights, sums := AllocLocal(8), AllocLocal(8) // of the split
+	MOVQ(general[rowsLow], weights)
+	Load(Param("acc"), general[acc])
+	MOVQ(general[acc], sums)
 	rowStrides()
+
+	Label("split")
+	MOVQ(weights, general[rowsLow])
 	if rows > 4 {
 		LEAQ(Mem{Base: general[rowsLow], Index: general[rowStride], Scale: 4}, general[rowsHigh])
 	}
-
+	XORQ(general[inSplit], general[inSplit])
 	Label("group")
 	MOVQ(Mem{Base: general[list]}, general[at])
 	MOVQ(Mem{Base: general[list], Index: general[ahead], Scale: 8}, general[next])
-	Load(Param("acc"), general[acc])
+	MOVQ(sums, general[acc])
 	Load(Param("chunks"), general[left])
 	Label("chunk")
 	place := func(r int) Mem { return Mem{Base: general[acc], Disp: line * r} }
+	TESTQ(general[inSplit], general[inSplit])
+	JZ(LabelRef("zeros"))
 	for r := range rows {
 		VMOVUPS(place(r), vector[r])
 	}
+	JMP(LabelRef("pairs"))
+	Label("zeros")
+	for r := range rows {
+		VPXORD(vector[r], vector[r], vector[r])
+	}
+	Label("pairs")
 	for pair := range group / 2 {
 		PREFETCHT0(Mem{Base: general[next], Disp: pair * line})
 		VMOVUPS(Mem{Base: general[at], Disp: pair * line}, vector[values+pair%2])
@@ -300,8 +316,16 @@ func mix(rows int) {
 		ADDQ(Imm(4*group/2), general[rowsHigh])
 	}
 	ADDQ(Imm(8), general[list])
+	INCQ(general[inSplit])
 	DECQ(general[groups])
-	JNZ(LabelRef("group"))
+	JZ(LabelRef("end"))
+	CMPQ(general[inSplit], Imm(split/group))
+	JNE(LabelRef("group"))
+	ADDQ(U32(mostRows*rowBytes), weights)
+	Load(Param("stride"), general[acc])
+	ADDQ(general[acc], sums)
+	JMP(LabelRef("split"))
+	Label("end")
 	VZEROUPPER()
 	RET()
 }
