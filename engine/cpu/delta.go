@@ -125,6 +125,17 @@ func (t *deltaTask) work(worker int) {
 	}
 }
 
+// fetchSome fetches the next lines of x, and returns the rest. While a core computes,
+// memory would stand still; more at once would hold up what comes next.
+func fetchSome(x []float32) []float32 {
+	const line, some = lineBytes / 4, 32
+	n := min(len(x)/line, some)
+	if n > 0 {
+		fetchLines(&x[0], n)
+	}
+	return x[n*line:]
+}
+
 // unit runs all tokens of a row through one key head.
 func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
 	sp, dims := t.s.spec, t.s.dims
@@ -141,20 +152,32 @@ func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
 		{(sp.KeyHeads + head) * sp.KeyDim, sp.KeyDim, sp.KeyDim, later},
 		{2*sp.KeyHeads*sp.KeyDim + head*perHead*sp.ValueDim, 2 * sp.KeyDim, perHead * sp.ValueDim, z},
 	}
+	// What is needed later is fetched between the steps of a decoded token.
+	var keys, state, next []float32
+	if row.Count == 1 {
+		keys, state = u.keys, t.s.head(&u, 0).state
+		if head+1 < sp.KeyHeads {
+			next = t.s.unit(units, head+1).past
+		}
+	}
 	for first := 0; first < row.Count; begun = 0 {
 		tokens := min(deltaBlock-begun, row.Count-first)
+		keys = fetchSome(keys)
 		t.inputs(w, u.past, row, first, tokens, parts[0])
 		for i := range tokens {
 			q := w.q[i*dims:][:sp.KeyDim]
 			t.convolve(q, w.rows[i:], parts[0])
+			keys = fetchSome(keys)
 			w.qInv[i] = t.norm(q, 1/math.Sqrt(float64(sp.KeyDim)))
 		}
 		t.inputs(w, u.past, row, first, tokens, parts[1])
 		for i := range tokens {
 			k := w.k[i*dims:][:sp.KeyDim]
 			t.convolve(k, w.rows[i:], parts[1])
+			keys = fetchSome(keys)
 			w.kInv[i] = t.norm(k, 1)
 		}
+		keys = fetchSome(keys)
 		for j := range perHead {
 			part := parts[2]
 			part.first, part.past = part.first+j*sp.ValueDim, part.past+j*sp.ValueDim
@@ -163,6 +186,7 @@ func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
 				t.convolve(w.v[(i*perHead+j)*padded:][:sp.ValueDim], w.rows[i:], part)
 			}
 		}
+		state = fetchSome(state)
 		if tokens == deltaBlock {
 			t.packBlock(w)
 		} else {
@@ -170,13 +194,16 @@ func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
 		}
 		for j := range perHead {
 			head := head*perHead + j
+			state = fetchSome(state)
 			t.gates(w, row.First+first, tokens, head)
+			state = fetchSome(state)
 			h, v := t.s.head(&u, j), w.v[j*padded:]
 			if tokens == deltaBlock {
 				t.advanceBlock(w, &h, v, perHead*padded)
 			} else {
 				t.advanceTokens(w, u.keys, &h, begun, tokens, v, perHead*padded)
 			}
+			state, next = nil, fetchSome(next)
 			for i := range tokens {
 				t.finish(w, row.First+first+i, head, v[i*perHead*padded:][:sp.ValueDim])
 			}

@@ -154,8 +154,10 @@ func TestAttentionDotsAreGeneric(t *testing.T) {
 				start guarded
 				run   func(k *mixerKernels, x *float32)
 			}{
-				"scores": {newGuarded(rows * splitPositions), func(m *mixerKernels, x *float32) { m.scoresDots[rows-1](x, k, min(groups, splitGroups), &q[0], pairs, ahead) }},
-				"mix":    {newGuarded(chunks*chunkDims*rows + stride), func(m *mixerKernels, x *float32) { m.mixDots[rows-1](x, v, groups, &p[0], chunks, ahead, 4*stride) }},
+				"scores": {newGuarded(rows * splitPositions), func(m *mixerKernels, x *float32) {
+					m.scoresDots[rows-1](x, k, min(groups, splitGroups), &q[0], pairs, ahead)
+				}},
+				"mix": {newGuarded(chunks*chunkDims*rows + stride), func(m *mixerKernels, x *float32) { m.mixDots[rows-1](x, v, groups, &p[0], chunks, ahead, 4*stride) }},
 			} {
 				want, got := op.start.copy(), op.start.copy()
 				op.run(mixersGeneric, want.first())

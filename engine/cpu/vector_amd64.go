@@ -7,6 +7,9 @@ package cpu
 func pause()
 
 //go:noescape
+func fetchLines(p *float32, lines int)
+
+//go:noescape
 func pack4(dst *float32, rows int, x *float32, width int, n int)
 
 //go:noescape

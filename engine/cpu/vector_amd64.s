@@ -9,6 +9,19 @@ TEXT ·pause(SB), NOSPLIT, $0
 	PAUSE
 	RET
 
+// func fetchLines(p *float32, lines int)
+// Requires: MMX+
+TEXT ·fetchLines(SB), NOSPLIT, $0-16
+	MOVQ p+0(FP), AX
+	MOVQ lines+8(FP), CX
+
+line:
+	PREFETCHT1 (AX)
+	ADDQ       $0x40, AX
+	DECQ       CX
+	JNZ        line
+	RET
+
 // func pack4(dst *float32, rows int, x *float32, width int, n int)
 // Requires: AVX
 TEXT ·pack4(SB), NOSPLIT, $0-40

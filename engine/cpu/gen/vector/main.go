@@ -16,6 +16,7 @@ import (
 func main() {
 	ConstraintExpr("!noasm")
 	pause()
+	fetchLines()
 	pack4("pack4", false)
 	pack4("packNorm4", true)
 	for _, isa := range []simd.ISA{simd.AVX2, simd.AVX512} {
@@ -329,6 +330,19 @@ func multiply(isa simd.ISA) {
 func pause() {
 	TEXT("pause", NOSPLIT, "func()")
 	PAUSE()
+	RET()
+}
+
+// fetchLines fetches lines into L2.
+func fetchLines() {
+	TEXT("fetchLines", NOSPLIT, "func(p *float32, lines int)")
+	Pragma("noescape")
+	p, lines := Load(Param("p"), GP64()), Load(Param("lines"), GP64())
+	Label("line")
+	PREFETCHT1(Mem{Base: p})
+	ADDQ(Imm(64), p)
+	DECQ(lines)
+	JNZ(LabelRef("line"))
 	RET()
 }
 
