@@ -12,6 +12,7 @@ const (
 	splitGroups    = 16
 	splitPositions = splitGroups * groupPositions
 	readSplits     = 16
+	runBytes       = 32 << 10 // of keys, on average, for a context to be fetched as runs
 	unitRows       = 8
 	unitCost       = 4 // of norms, rotation and gate, in groups
 
@@ -387,18 +388,21 @@ func (t *attentionTask) attend(w *attentionWorker, u *unit, first, last int, cut
 func (t *attentionTask) list(w *attentionWorker, u *unit, lo, hi int) (ahead int) {
 	c, layer, blocks := t.c, t.a.Layer, t.b.step.Rows[u.row].Blocks
 	lo, hi = lo*splitGroups, min(hi*splitGroups, u.groups)
-	groups, first := hi-lo, c.index(layer, u.head, blocks, lo)
+	groups := hi - lo
 	w.keys, w.values = w.reads[:groups], w.reads[groups:]
-	ahead = t.ahead
-	at := first
+	next, runs := -1, 0
 	for i := range groups {
-		if (lo+i)%c.perBlock == 0 {
+		at := next
+		if i == 0 || (lo+i)%c.perBlock == 0 {
 			at = c.index(layer, u.head, blocks, lo+i)
 		}
+		if at != next {
+			runs++
+		}
 		w.keys[i], w.values[i] = c.keys(at), c.values(at)
-		at++
+		next = at + 1
 	}
-	if at == first+groups { // it is one run
+	if ahead = t.ahead; runs*runBytes <= groups*c.keyBytes {
 		ahead = t.aheadInRun
 	}
 	for i := range ahead {

@@ -17,10 +17,11 @@ func detectISA() ISA {
 // farFetch keeps L2 and L1 filled by instruction.
 var farFetch = fetch{near: 2048, far: 8192, stream: 2048, state: 4096}
 
-// A fetch by instruction holds a miss buffer of L1 until memory answers. Zen has 24
-// of them: with far fetches a core of Zen 4 gets 23 GB/s. Its hardware fetches into
-// L2 without them, up to 33 GB/s, but only following misses in order: so where
-// kernels wait for memory, the instructions stay out of its way. With more rows the
+// A fetch into L1 by instruction holds a miss buffer of L1 until memory answers. Zen
+// has 24 of them: from scattered memory a core of Zen 4 gets 10 GB/s so, and 17 by
+// fetches into L2. Its hardware fetches into L2 by itself, up to 33 GB/s, but only
+// following misses in order: so where kernels wait for runs of memory, the instructions
+// stay out of its way. With more rows the
 // misses come too slowly for that, and far fetches hide the latency better. On
 // Xeons they do for all. The probe, which computes nothing, is fastest on Zen
 // without any.

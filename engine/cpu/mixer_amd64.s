@@ -26,7 +26,7 @@ group:
 	VPXOR Y4, Y4, Y4
 
 pair0:
-	PREFETCHT0   (DI)
+	PREFETCHT1   (DI)
 	ADDQ         $0x00000040, DI
 	VMOVUPS      (SI), Y6
 	VPSLLD       $0x10, Y6, Y5
@@ -82,7 +82,7 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0   (DI)
+	PREFETCHT1   (DI)
 	ADDQ         $0x00000040, DI
 	VMOVUPS      (R11), Y4
 	VPSLLD       $0x10, Y4, Y3
@@ -139,7 +139,7 @@ group:
 	VPXOR Y8, Y8, Y8
 
 pair0:
-	PREFETCHT0   (DI)
+	PREFETCHT1   (DI)
 	ADDQ         $0x00000040, DI
 	VMOVUPS      (SI), Y10
 	VPSLLD       $0x10, Y10, Y9
@@ -209,7 +209,7 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0   (DI)
+	PREFETCHT1   (DI)
 	ADDQ         $0x00000040, DI
 	VMOVUPS      (R11), Y6
 	VPSLLD       $0x10, Y6, Y5
@@ -278,7 +278,7 @@ group:
 	VPXOR Y12, Y12, Y12
 
 pair0:
-	PREFETCHT0   (DI)
+	PREFETCHT1   (DI)
 	ADDQ         $0x00000040, DI
 	VMOVUPS      (SI), Y14
 	VPSLLD       $0x10, Y14, Y13
@@ -362,7 +362,7 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0   (DI)
+	PREFETCHT1   (DI)
 	ADDQ         $0x00000040, DI
 	VMOVUPS      (R11), Y8
 	VPSLLD       $0x10, Y8, Y7
@@ -436,7 +436,7 @@ group:
 	VPXOR Y8, Y8, Y8
 
 pair0:
-	PREFETCHT0   (DI)
+	PREFETCHT1   (DI)
 	ADDQ         $0x00000040, DI
 	VMOVUPS      (R10), Y10
 	VPSLLD       $0x10, Y10, Y9
@@ -550,7 +550,7 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0   (DI)
+	PREFETCHT1   (DI)
 	ADDQ         $0x00000040, DI
 	VMOVUPS      (R11), Y10
 	VPSLLD       $0x10, Y10, Y9
@@ -634,7 +634,7 @@ group:
 	VPXOR Y10, Y10, Y10
 
 pair0:
-	PREFETCHT0   (DI)
+	PREFETCHT1   (DI)
 	ADDQ         $0x00000040, DI
 	VMOVUPS      (R10), Y12
 	VPSLLD       $0x10, Y12, Y11
@@ -764,7 +764,7 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0   (DI)
+	PREFETCHT1   (DI)
 	ADDQ         $0x00000040, DI
 	VMOVUPS      (R11), Y12
 	VPSLLD       $0x10, Y12, Y11
@@ -858,7 +858,7 @@ group:
 	VPXOR Y12, Y12, Y12
 
 pair0:
-	PREFETCHT0   (DI)
+	PREFETCHT1   (DI)
 	ADDQ         $0x00000040, DI
 	VMOVUPS      (R10), Y14
 	VPSLLD       $0x10, Y14, Y13
@@ -998,7 +998,7 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0   (DI)
+	PREFETCHT1   (DI)
 	ADDQ         $0x00000040, DI
 	VMOVUPS      (R11), Y8
 	VPSLLD       $0x10, Y8, Y7
@@ -1115,7 +1115,7 @@ group:
 	VPXOR Y6, Y6, Y6
 
 pair0:
-	PREFETCHT0   (DI)
+	PREFETCHT1   (DI)
 	ADDQ         $0x00000040, DI
 	VMOVUPS      (R10), Y8
 	VPSLLD       $0x10, Y8, Y7
@@ -1301,7 +1301,7 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0   (DI)
+	PREFETCHT1   (DI)
 	ADDQ         $0x00000040, DI
 	VMOVUPS      (R11), Y8
 	VPSLLD       $0x10, Y8, Y7
@@ -1430,7 +1430,7 @@ group:
 	VPXOR Y8, Y8, Y8
 
 pair0:
-	PREFETCHT0   (DI)
+	PREFETCHT1   (DI)
 	ADDQ         $0x00000040, DI
 	VMOVUPS      (R10), Y10
 	VPSLLD       $0x10, Y10, Y9
@@ -1632,7 +1632,7 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0   (DI)
+	PREFETCHT1   (DI)
 	ADDQ         $0x00000040, DI
 	VMOVUPS      (R11), Y10
 	VPSLLD       $0x10, Y10, Y9
@@ -1761,8 +1761,8 @@ group:
 	VPXOR Y3, Y3, Y3
 
 pair0:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
 	ADDQ         $0x00000080, DI
 	VMOVUPS      (SI), Y4
 	VMOVUPS      64(SI), Y5
@@ -1813,8 +1813,8 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
 	ADDQ         $0x00000080, DI
 	VMOVUPS      (R11), Y2
 	VMOVUPS      64(R11), Y3
@@ -1866,8 +1866,8 @@ group:
 	VPXOR Y7, Y7, Y7
 
 pair0:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
 	ADDQ         $0x00000080, DI
 	VMOVUPS      (SI), Y8
 	VMOVUPS      64(SI), Y9
@@ -1932,8 +1932,8 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
 	ADDQ         $0x00000080, DI
 	VMOVUPS      (R11), Y4
 	VMOVUPS      64(R11), Y5
@@ -1997,8 +1997,8 @@ group:
 	VPXOR Y11, Y11, Y11
 
 pair0:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
 	ADDQ         $0x00000080, DI
 	VMOVUPS      (SI), Y12
 	VMOVUPS      64(SI), Y13
@@ -2077,8 +2077,8 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
 	ADDQ         $0x00000080, DI
 	VMOVUPS      (R11), Y6
 	VMOVUPS      64(R11), Y7
@@ -2147,8 +2147,8 @@ group:
 	VPXOR Y7, Y7, Y7
 
 pair0:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
 	ADDQ         $0x00000080, DI
 	VMOVUPS      (R10), Y8
 	VMOVUPS      64(R10), Y9
@@ -2257,8 +2257,8 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
 	ADDQ         $0x00000080, DI
 	VMOVUPS      (R11), Y8
 	VMOVUPS      64(R11), Y9
@@ -2337,8 +2337,8 @@ group:
 	VPXOR Y9, Y9, Y9
 
 pair0:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
 	ADDQ         $0x00000080, DI
 	VMOVUPS      (R10), Y10
 	VMOVUPS      64(R10), Y11
@@ -2463,8 +2463,8 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
 	ADDQ         $0x00000080, DI
 	VMOVUPS      (R11), Y10
 	VMOVUPS      64(R11), Y11
@@ -2553,8 +2553,8 @@ group:
 	VPXOR Y11, Y11, Y11
 
 pair0:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
 	ADDQ         $0x00000080, DI
 	VMOVUPS      (R10), Y12
 	VMOVUPS      64(R10), Y13
@@ -2689,8 +2689,8 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
 	ADDQ         $0x00000080, DI
 	VMOVUPS      (R11), Y6
 	VMOVUPS      64(R11), Y7
@@ -2800,8 +2800,8 @@ group:
 	VPXOR Y5, Y5, Y5
 
 pair0:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
 	ADDQ         $0x00000080, DI
 	VMOVUPS      (R10), Y6
 	VMOVUPS      64(R10), Y7
@@ -2980,8 +2980,8 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
 	ADDQ         $0x00000080, DI
 	VMOVUPS      (R11), Y6
 	VMOVUPS      64(R11), Y7
@@ -3103,8 +3103,8 @@ group:
 	VPXOR Y7, Y7, Y7
 
 pair0:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
 	ADDQ         $0x00000080, DI
 	VMOVUPS      (R10), Y8
 	VMOVUPS      64(R10), Y9
@@ -3299,8 +3299,8 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0   (DI)
-	PREFETCHT0   64(DI)
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
 	ADDQ         $0x00000080, DI
 	VMOVUPS      (R11), Y8
 	VMOVUPS      64(R11), Y9
@@ -4866,7 +4866,7 @@ group:
 	VPXORD Z2, Z2, Z2
 
 pair0:
-	PREFETCHT0       (DI)
+	PREFETCHT1       (DI)
 	ADDQ             $0x00000040, DI
 	VMOVUPS          (SI), Z4
 	VPSLLD           $0x10, Z4, Z3
@@ -4909,7 +4909,7 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0       (DI)
+	PREFETCHT1       (DI)
 	ADDQ             $0x00000040, DI
 	VMOVUPS          (R11), Z3
 	VPSLLD           $0x10, Z3, Z2
@@ -4953,7 +4953,7 @@ group:
 	VPXORD Z4, Z4, Z4
 
 pair0:
-	PREFETCHT0       (DI)
+	PREFETCHT1       (DI)
 	ADDQ             $0x00000040, DI
 	VMOVUPS          (SI), Z6
 	VPSLLD           $0x10, Z6, Z5
@@ -5001,7 +5001,7 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0       (DI)
+	PREFETCHT1       (DI)
 	ADDQ             $0x00000040, DI
 	VMOVUPS          (R11), Z4
 	VPSLLD           $0x10, Z4, Z3
@@ -5050,7 +5050,7 @@ group:
 	VPXORD Z6, Z6, Z6
 
 pair0:
-	PREFETCHT0       (DI)
+	PREFETCHT1       (DI)
 	ADDQ             $0x00000040, DI
 	VMOVUPS          (SI), Z8
 	VPSLLD           $0x10, Z8, Z7
@@ -5103,7 +5103,7 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0       (DI)
+	PREFETCHT1       (DI)
 	ADDQ             $0x00000040, DI
 	VMOVUPS          (R11), Z5
 	VPSLLD           $0x10, Z5, Z4
@@ -5157,7 +5157,7 @@ group:
 	VPXORD Z8, Z8, Z8
 
 pair0:
-	PREFETCHT0       (DI)
+	PREFETCHT1       (DI)
 	ADDQ             $0x00000040, DI
 	VMOVUPS          (SI), Z10
 	VPSLLD           $0x10, Z10, Z9
@@ -5215,7 +5215,7 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0       (DI)
+	PREFETCHT1       (DI)
 	ADDQ             $0x00000040, DI
 	VMOVUPS          (R11), Z6
 	VPSLLD           $0x10, Z6, Z5
@@ -5274,7 +5274,7 @@ group:
 	VPXORD Z10, Z10, Z10
 
 pair0:
-	PREFETCHT0       (DI)
+	PREFETCHT1       (DI)
 	ADDQ             $0x00000040, DI
 	VMOVUPS          (SI), Z12
 	VPSLLD           $0x10, Z12, Z11
@@ -5337,7 +5337,7 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0       (DI)
+	PREFETCHT1       (DI)
 	ADDQ             $0x00000040, DI
 	VMOVUPS          (R11), Z7
 	VPSLLD           $0x10, Z7, Z6
@@ -5401,7 +5401,7 @@ group:
 	VPXORD Z12, Z12, Z12
 
 pair0:
-	PREFETCHT0       (DI)
+	PREFETCHT1       (DI)
 	ADDQ             $0x00000040, DI
 	VMOVUPS          (SI), Z14
 	VPSLLD           $0x10, Z14, Z13
@@ -5469,7 +5469,7 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0       (DI)
+	PREFETCHT1       (DI)
 	ADDQ             $0x00000040, DI
 	VMOVUPS          (R11), Z8
 	VPSLLD           $0x10, Z8, Z7
@@ -5538,7 +5538,7 @@ group:
 	VPXORD Z14, Z14, Z14
 
 pair0:
-	PREFETCHT0       (DI)
+	PREFETCHT1       (DI)
 	ADDQ             $0x00000040, DI
 	VMOVUPS          (SI), Z16
 	VPSLLD           $0x10, Z16, Z15
@@ -5611,7 +5611,7 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0       (DI)
+	PREFETCHT1       (DI)
 	ADDQ             $0x00000040, DI
 	VMOVUPS          (R11), Z9
 	VPSLLD           $0x10, Z9, Z8
@@ -5685,7 +5685,7 @@ group:
 	VPXORD Z16, Z16, Z16
 
 pair0:
-	PREFETCHT0       (DI)
+	PREFETCHT1       (DI)
 	ADDQ             $0x00000040, DI
 	VMOVUPS          (SI), Z18
 	VPSLLD           $0x10, Z18, Z17
@@ -5763,7 +5763,7 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0       (DI)
+	PREFETCHT1       (DI)
 	ADDQ             $0x00000040, DI
 	VMOVUPS          (R11), Z10
 	VPSLLD           $0x10, Z10, Z9
@@ -5824,8 +5824,8 @@ group:
 	VPXORD Z1, Z1, Z1
 
 pair0:
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
+	PREFETCHT1       (DI)
+	PREFETCHT1       64(DI)
 	ADDQ             $0x00000080, DI
 	VMOVUPS          (SI), Z2
 	VMOVUPS          64(SI), Z3
@@ -5865,8 +5865,8 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
+	PREFETCHT1       (DI)
+	PREFETCHT1       64(DI)
 	ADDQ             $0x00000080, DI
 	VMOVUPS          (R11), Z1
 	VMOVUPS          64(R11), Z2
@@ -5907,8 +5907,8 @@ group:
 	VPXORD Z3, Z3, Z3
 
 pair0:
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
+	PREFETCHT1       (DI)
+	PREFETCHT1       64(DI)
 	ADDQ             $0x00000080, DI
 	VMOVUPS          (SI), Z4
 	VMOVUPS          64(SI), Z5
@@ -5953,8 +5953,8 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
+	PREFETCHT1       (DI)
+	PREFETCHT1       64(DI)
 	ADDQ             $0x00000080, DI
 	VMOVUPS          (R11), Z2
 	VMOVUPS          64(R11), Z3
@@ -6000,8 +6000,8 @@ group:
 	VPXORD Z5, Z5, Z5
 
 pair0:
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
+	PREFETCHT1       (DI)
+	PREFETCHT1       64(DI)
 	ADDQ             $0x00000080, DI
 	VMOVUPS          (SI), Z6
 	VMOVUPS          64(SI), Z7
@@ -6051,8 +6051,8 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
+	PREFETCHT1       (DI)
+	PREFETCHT1       64(DI)
 	ADDQ             $0x00000080, DI
 	VMOVUPS          (R11), Z3
 	VMOVUPS          64(R11), Z4
@@ -6103,8 +6103,8 @@ group:
 	VPXORD Z7, Z7, Z7
 
 pair0:
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
+	PREFETCHT1       (DI)
+	PREFETCHT1       64(DI)
 	ADDQ             $0x00000080, DI
 	VMOVUPS          (SI), Z8
 	VMOVUPS          64(SI), Z9
@@ -6159,8 +6159,8 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
+	PREFETCHT1       (DI)
+	PREFETCHT1       64(DI)
 	ADDQ             $0x00000080, DI
 	VMOVUPS          (R11), Z4
 	VMOVUPS          64(R11), Z5
@@ -6216,8 +6216,8 @@ group:
 	VPXORD Z9, Z9, Z9
 
 pair0:
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
+	PREFETCHT1       (DI)
+	PREFETCHT1       64(DI)
 	ADDQ             $0x00000080, DI
 	VMOVUPS          (SI), Z10
 	VMOVUPS          64(SI), Z11
@@ -6277,8 +6277,8 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
+	PREFETCHT1       (DI)
+	PREFETCHT1       64(DI)
 	ADDQ             $0x00000080, DI
 	VMOVUPS          (R11), Z5
 	VMOVUPS          64(R11), Z6
@@ -6339,8 +6339,8 @@ group:
 	VPXORD Z11, Z11, Z11
 
 pair0:
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
+	PREFETCHT1       (DI)
+	PREFETCHT1       64(DI)
 	ADDQ             $0x00000080, DI
 	VMOVUPS          (SI), Z12
 	VMOVUPS          64(SI), Z13
@@ -6405,8 +6405,8 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
+	PREFETCHT1       (DI)
+	PREFETCHT1       64(DI)
 	ADDQ             $0x00000080, DI
 	VMOVUPS          (R11), Z6
 	VMOVUPS          64(R11), Z7
@@ -6472,8 +6472,8 @@ group:
 	VPXORD Z13, Z13, Z13
 
 pair0:
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
+	PREFETCHT1       (DI)
+	PREFETCHT1       64(DI)
 	ADDQ             $0x00000080, DI
 	VMOVUPS          (SI), Z14
 	VMOVUPS          64(SI), Z15
@@ -6543,8 +6543,8 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
+	PREFETCHT1       (DI)
+	PREFETCHT1       64(DI)
 	ADDQ             $0x00000080, DI
 	VMOVUPS          (R11), Z7
 	VMOVUPS          64(R11), Z8
@@ -6615,8 +6615,8 @@ group:
 	VPXORD Z15, Z15, Z15
 
 pair0:
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
+	PREFETCHT1       (DI)
+	PREFETCHT1       64(DI)
 	ADDQ             $0x00000080, DI
 	VMOVUPS          (SI), Z16
 	VMOVUPS          64(SI), Z17
@@ -6691,8 +6691,8 @@ chunk:
 	MOVQ    $0x00000008, R12
 
 pair0:
-	PREFETCHT0       (DI)
-	PREFETCHT0       64(DI)
+	PREFETCHT1       (DI)
+	PREFETCHT1       64(DI)
 	ADDQ             $0x00000080, DI
 	VMOVUPS          (R11), Z8
 	VMOVUPS          64(R11), Z9

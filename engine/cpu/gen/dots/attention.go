@@ -78,7 +78,7 @@ func group16(rows int, each func(r int)) {
 	// pairs multiplies one or two of them.
 	pairs := func(n int) {
 		for i := range n {
-			PREFETCHT0(Mem{Base: general[next], Disp: i * line})
+			PREFETCHT1(Mem{Base: general[next], Disp: i * line})
 			VMOVUPS(Mem{Base: general[at], Disp: i * line}, vector[keys+i])
 		}
 		for i := range n {
@@ -297,7 +297,7 @@ func mix(rows int) {
 	}
 	Label("pairs")
 	for pair := range group / 2 {
-		PREFETCHT0(Mem{Base: general[next], Disp: pair * line})
+		PREFETCHT1(Mem{Base: general[next], Disp: pair * line})
 		VMOVUPS(Mem{Base: general[at], Disp: pair * line}, vector[values+pair%2])
 		for r := range rows {
 			vdpbf16ps(row(r, 4*pair), values+pair%2, r)

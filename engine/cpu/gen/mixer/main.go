@@ -147,10 +147,11 @@ func groups(where string) (at, next reg.Register, end func()) {
 	}
 }
 
-// fetch fetches as many bytes as one pair has.
+// fetch fetches as many bytes as one pair has, into L2: to go on to L1, a fetch would
+// hold one of its few miss buffers until memory answers.
 func (p *pair) fetch(next reg.Register) {
 	for line := 0; line < p.bytes(); line += 64 {
-		PREFETCHT0(Mem{Base: next, Disp: line})
+		PREFETCHT1(Mem{Base: next, Disp: line})
 	}
 	ADDQ(U32(uint32(p.bytes())), next)
 }
