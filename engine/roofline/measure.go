@@ -219,7 +219,10 @@ func (s *stand) decoding(ctx context.Context, w workload) (*group, error) {
 // limits measured in every round.
 func (s *stand) measure(ctx context.Context, opt options, workloads []workload, progress func(string)) ([][]round, error) {
 	results := make([][]round, len(workloads))
-	for _, w := range workloads {
+	// Long contexts first, while their KV blocks can still be neighbours: with an
+	// engine's own default there is room for that.
+	longest := slices.SortedStableFunc(slices.Values(workloads), func(a, b workload) int { return b.context - a.context })
+	for _, w := range longest {
 		if w.tokens == 1 {
 			progress(fmt.Sprintf("filling the context: %v", w))
 			if _, err := s.decoding(ctx, w); err != nil {
