@@ -36,7 +36,8 @@ type deltaWorker struct {
 	block      blockScratch
 }
 
-// taps is a convolution's weight [channels][taps], transposed to [taps][channels].
+// taps is a convolution's weight [channels][taps], laid out as the past is: for each
+// key head [taps][its channels].
 type taps struct {
 	of vector
 	w  []float32
@@ -89,8 +90,13 @@ func (b *Backend) GatedDelta(dst, proj backend.Buffer, d *backend.GatedDelta, st
 	}
 	if tp, conv := &t.taps[d.Layer], d.Conv.(vector); len(tp.of) == 0 || &tp.of[0] != &conv[0] {
 		tp.of = conv
-		for i, v := range conv {
-			tp.w[i%sp.ConvWidth*sp.ConvDim()+i/sp.ConvWidth] = v
+		for head := range sp.KeyHeads {
+			w := t.tapsOf(d.Layer, head)
+			for _, part := range t.channels(head) {
+				for i := range part.n * sp.ConvWidth {
+					w[i%sp.ConvWidth*s.channels+part.past+i/sp.ConvWidth] = conv[part.first*sp.ConvWidth+i]
+				}
+			}
 		}
 	}
 	t.shares.dealAll(len(b.step.Rows) * sp.KeyHeads)
@@ -143,21 +149,13 @@ func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
 	padded := t.s.tiles * deltaTile
 	units, begunBlock := t.s.slot(t.d.Layer, row.Slot)
 	u, begun := t.s.unit(units, head), *begunBlock
-	// The channels of q, k and v: where they are in the projection, in the past of
-	// the unit, and how many. What their convolutions fetch lies too far apart for the
-	// processor to foresee: the inputs of a later token, and of values their z.
-	later, z := 2*t.in.width, sp.ValueHeads*sp.ValueDim
-	parts := [...]channels{
-		{head * sp.KeyDim, 0, sp.KeyDim, later},
-		{(sp.KeyHeads + head) * sp.KeyDim, sp.KeyDim, sp.KeyDim, later},
-		{2*sp.KeyHeads*sp.KeyDim + head*perHead*sp.ValueDim, 2 * sp.KeyDim, perHead * sp.ValueDim, z},
-	}
+	parts, taps := t.channels(head), t.tapsOf(t.d.Layer, head)
 	// What is needed later is fetched between the steps of a decoded token.
-	var keys, state, next []float32
+	var keys, state, past, weights []float32
 	if row.Count == 1 {
 		keys, state = u.keys, t.s.head(&u, 0).state
 		if head+1 < sp.KeyHeads {
-			next = t.s.unit(units, head+1).past
+			past, weights = t.s.unit(units, head+1).past, t.tapsOf(t.d.Layer, head+1)
 		}
 	}
 	for first := 0; first < row.Count; begun = 0 {
@@ -166,14 +164,14 @@ func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
 		t.inputs(w, u.past, row, first, tokens, parts[0])
 		for i := range tokens {
 			q := w.q[i*dims:][:sp.KeyDim]
-			t.convolve(q, w.rows[i:], parts[0])
+			t.convolve(q, w.rows[i:], taps, parts[0])
 			keys = fetchSome(keys)
 			w.qInv[i] = t.norm(q, 1/math.Sqrt(float64(sp.KeyDim)))
 		}
 		t.inputs(w, u.past, row, first, tokens, parts[1])
 		for i := range tokens {
 			k := w.k[i*dims:][:sp.KeyDim]
-			t.convolve(k, w.rows[i:], parts[1])
+			t.convolve(k, w.rows[i:], taps, parts[1])
 			keys = fetchSome(keys)
 			w.kInv[i] = t.norm(k, 1)
 		}
@@ -183,7 +181,7 @@ func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
 			part.first, part.past = part.first+j*sp.ValueDim, part.past+j*sp.ValueDim
 			t.inputs(w, u.past, row, first, tokens, part)
 			for i := range tokens {
-				t.convolve(w.v[(i*perHead+j)*padded:][:sp.ValueDim], w.rows[i:], part)
+				t.convolve(w.v[(i*perHead+j)*padded:][:sp.ValueDim], w.rows[i:], taps, part)
 			}
 		}
 		state = fetchSome(state)
@@ -203,7 +201,7 @@ func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
 			} else {
 				t.advanceTokens(w, u.keys, &h, begun, tokens, v, perHead*padded)
 			}
-			state, next = nil, fetchSome(next)
+			state, past, weights = nil, fetchSome(past), fetchSome(weights)
 			for i := range tokens {
 				t.finish(w, row.First+first+i, head, v[i*perHead*padded:][:sp.ValueDim])
 			}
@@ -218,9 +216,26 @@ func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
 // channels are some neighbouring channels of the convolution.
 type channels struct {
 	first int // in the projection
-	past  int // in a unit's past
+	past  int // in a unit's past, and in its taps
 	n     int
 	ahead int // floats after an input, where to fetch
+}
+
+// channels of q, k and v of a key head. What their convolutions fetch lies too far
+// apart for the processor to foresee: the inputs of a later token, and of values their z.
+func (t *deltaTask) channels(head int) [3]channels {
+	sp, perHead, later := t.s.spec, t.s.spec.ValueHeads/t.s.spec.KeyHeads, 2*t.in.width
+	return [...]channels{
+		{head * sp.KeyDim, 0, sp.KeyDim, later},
+		{(sp.KeyHeads + head) * sp.KeyDim, sp.KeyDim, sp.KeyDim, later},
+		{2*sp.KeyHeads*sp.KeyDim + head*perHead*sp.ValueDim, 2 * sp.KeyDim, perHead * sp.ValueDim, sp.ValueHeads * sp.ValueDim},
+	}
+}
+
+// tapsOf are those of a layer and key head.
+func (t *deltaTask) tapsOf(layer, head int) []float32 {
+	n := t.s.spec.ConvWidth * t.s.channels
+	return t.taps[layer].w[head*n:][:n]
 }
 
 // inputs finds what the convolutions of some tokens read.
@@ -237,9 +252,8 @@ func (t *deltaTask) inputs(w *deltaWorker, past []float32, row *backend.Row, fir
 
 // convolve is silu of the causal convolution of the first channels of a part, for
 // the token whose oldest input comes first.
-func (t *deltaTask) convolve(dst []float32, rows []*float32, part channels) {
-	sp := t.s.spec
-	t.k.convolve(&dst[0], &rows[0], &t.taps[t.d.Layer].w[part.first], len(dst), sp.ConvWidth, sp.ConvDim(), part.ahead)
+func (t *deltaTask) convolve(dst []float32, rows []*float32, taps []float32, part channels) {
+	t.k.convolve(&dst[0], &rows[0], &taps[part.past], len(dst), t.s.spec.ConvWidth, t.s.channels, part.ahead)
 }
 
 // remember moves the last inputs of some channels into the past.
