@@ -84,6 +84,9 @@ func (b *Backend) fail(err error) error {
 // Name is "cpu".
 func (b *Backend) Name() string { return "cpu" }
 
+// ISA is the instruction set of the kernels.
+func (b *Backend) ISA() ISA { return b.isa }
+
 // Describe gives the instruction set, the precision of products and the number of workers.
 func (b *Backend) Describe() string {
 	if b.precision == BF16 {

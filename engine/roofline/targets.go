@@ -6,6 +6,8 @@ import (
 	"math"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/batchproof/batchproof/engine/cpu"
 )
 
 // targetWorkloads are what the targets are about.
@@ -41,7 +43,12 @@ func (s *stand) targets(workloads []workload, results [][]round) []target {
 	share := func(r *round) float64 { return r.floor() / r.seconds }
 	list := []target{{what: "serial decode, of the floor", value: over(serial, share), want: 0.90}}
 	for k, n := range []int{2, 4, 8} {
-		rounds := results[k+1]
+		// Of AVX2 alone: with more arithmetic, and memory that gives two cores as much
+		// as two of one, even a ceiling can be lower.
+		rounds, speedup, condition := results[k+1], math.NaN(), ""
+		if s.cpu.ISA() == cpu.AVX2 {
+			speedup, condition = []float64{1.9, 3.5, 4.6}[k], "on two free cores"
+		}
 		ratio := make([]float64, len(rounds))
 		ofCeiling := make([]float64, len(rounds))
 		ceiling := make([]float64, len(rounds))
@@ -54,8 +61,7 @@ func (s *stand) targets(workloads []workload, results [][]round) []target {
 		note := fmt.Sprintf("%.2f× of a ceiling of %.2f×", median(ratio), median(ceiling))
 		list = append(list,
 			target{what: fmt.Sprintf("decode of %d rows, of the ceiling", n), value: median(ofCeiling), want: 0.90, note: note},
-			target{what: fmt.Sprintf("decode of %d rows, speed-up", n), value: median(ratio), unit: "×", want: []float64{1.9, 3.5, 4.6}[k],
-				note: "wanted with AVX2 on two free cores"})
+			target{what: fmt.Sprintf("decode of %d rows, speed-up", n), value: median(ratio), unit: "×", want: speedup, note: condition})
 	}
 	list = append(list, target{what: fmt.Sprintf("prefill of %d tokens, of peak", workloads[4].tokens), want: 0.75,
 		value: over(prefill, func(r *round) float64 { return r.least().arithmetic(r.machine) / r.seconds })})
