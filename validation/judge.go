@@ -122,7 +122,7 @@ func (j *Judgement) otherSpeed() string {
 		}
 		there, how := j.boundAt(speed), "has its bound at"
 		if !known(there) {
-			there, how = j.at(speed), "may be"
+			there, how = j.at(speed), "is estimated at"
 		}
 		if (there >= goal.Value) != (d.Verdict == Pass) {
 			return fmt.Sprintf("%s at %.1f GB/s of reads (%s), but the machine also ran at %.1f GB/s in this session, where the ratio %s %.2f: it has no one speed to judge at",

@@ -218,7 +218,7 @@ func TestOtherSpeed(t *testing.T) {
 		j := bound(c.earlier...)
 		require.Equal(t, c.verdict, j.Verdict, "%v: %s", c.earlier, j.Reason)
 		if c.verdict == Inconclusive {
-			require.Regexp(t, `^PASS at 10.0 GB/s of reads .*, but the machine also ran at 20.0 GB/s in this session, where the ratio may be \d\.\d\d: it has no one speed to judge at$`, j.Reason)
+			require.Regexp(t, `^PASS at 10.0 GB/s of reads .*, but the machine also ran at 20.0 GB/s in this session, where the ratio is estimated at \d\.\d\d: it has no one speed to judge at$`, j.Reason)
 		}
 		replay(t, j)
 	}
@@ -234,7 +234,7 @@ func TestBoundAtOtherSpeed(t *testing.T) {
 		verdict Verdict
 		reason  string
 	}{
-		{4, 1.01, 1.01, Inconclusive, "where the ratio may be"}, // too few to tell
+		{4, 1.01, 1.01, Inconclusive, "where the ratio is estimated at"}, // too few to tell
 		{5, 1.01, 1.01, Pass, ""},
 		{5, 1.01, 0.99, Inconclusive, "where the ratio has its bound at 2.97"},
 	} {
