@@ -194,7 +194,7 @@ func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
 			head := head*perHead + j
 			state = fetchSome(state)
 			t.gates(w, row.First+first, tokens, head)
-			state = fetchSome(state)
+			fetchSome(state)
 			h, v := t.s.head(&u, j), w.v[j*padded:]
 			if tokens == deltaBlock {
 				t.advanceBlock(w, &h, v, perHead*padded)
