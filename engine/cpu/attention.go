@@ -11,7 +11,7 @@ import (
 const (
 	splitGroups    = 16
 	splitPositions = splitGroups * groupPositions
-	readSplits     = 16
+	readSplits     = 16       // at most; see attend
 	runBytes       = 32 << 10 // of keys, on average, for a context to be fetched as runs
 	unitRows       = 8
 	unitCost       = 4 // of norms, rotation and gate, in groups

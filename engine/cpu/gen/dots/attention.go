@@ -32,21 +32,7 @@ func rowStrides() {
 }
 
 // row is the pair at disp bytes in a row, in all lanes.
-func row(r, disp int) rm {
-	m := rm{memory: true, base: rowsLow, index: rowStride, disp: disp, broadcast: true}
-	if r >= 4 {
-		m.base = rowsHigh
-	}
-	switch r % 4 {
-	case 1:
-		m.scale = 1
-	case 2:
-		m.scale = 2
-	case 3:
-		m.index, m.scale = rowStride3, 1
-	}
-	return m
-}
+func row(r, disp int) rm { return inRow([]gp{rowsLow, rowsHigh}, rowStride, rowStride3, r, disp) }
 
 // Registers of the kernels that multiply queries by keys.
 const (

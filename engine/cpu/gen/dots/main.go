@@ -53,6 +53,21 @@ func text(name, signature string) {
 	Pragma("noescape")
 }
 
+// inRow is the pair at disp bytes in a row, in all lanes. Rows are stride apart, and
+// each base points to four of them.
+func inRow(bases []gp, stride, stride3 gp, r, disp int) rm {
+	m := rm{memory: true, base: bases[r/4], index: stride, disp: disp, broadcast: true}
+	switch r % 4 {
+	case 1:
+		m.scale = 1
+	case 2:
+		m.scale = 2
+	case 3:
+		m.index, m.scale = stride3, 1
+	}
+	return m
+}
+
 // tile multiplies panels that follow one another, in one go: between calls no
 // weights would be on their way. An accumulator takes a pair of products with
 // each instruction. The inputs of a row lie together, so four rows share a pointer.
@@ -85,19 +100,6 @@ func tile(rows int) {
 	for i := 1; 4*i < rows; i++ {
 		LEAQ(Mem{Base: general[inputs[i-1]], Index: general[stride], Scale: 4}, general[inputs[i]])
 	}
-	input := func(r int) rm {
-		m := rm{memory: true, base: inputs[r/4], index: stride, broadcast: true}
-		switch r % 4 {
-		case 1:
-			m.scale = 1
-		case 2:
-			m.scale = 2
-		case 3:
-			m.index, m.scale = stride3, 1
-		}
-		return m
-	}
-
 	Label("pair")
 	for c := range columns {
 		PREFETCHT0(Mem{Base: general[w], Index: general[near], Scale: 1, Disp: c * line})
@@ -114,7 +116,7 @@ func tile(rows int) {
 		}
 		for r := range rows {
 			for c := range columns {
-				vdpbf16ps(input(r), weights+c, sum(r, c))
+				vdpbf16ps(inRow(inputs, stride, stride3, r, 0), weights+c, sum(r, c))
 			}
 		}
 	}
