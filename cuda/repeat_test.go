@@ -276,14 +276,20 @@ func TestGraphsOutdated(t *testing.T) {
 	}
 }
 
-// TestRepeatKeepsChecks: a position beyond the rope is a defect of the caller, whether
-// the step's ops are called or not.
-func TestRepeatKeepsChecks(t *testing.T) {
+// lone is a model for one sequence of 16 positions, on a fake device.
+func lone(t *testing.T) (*fake.Device, *Backend, *model.Network) {
 	dev := fake.New()
 	b, err := New(dev)
 	require.NoError(t, err)
 	net, err := model.Load(checkpoint(t, "llama-tiny"), b, model.Size{Sequences: 1, Context: 16, StepTokens: 16, KVBlocks: 2, KVBlockSize: 16})
 	require.NoError(t, err)
+	return dev, b, net
+}
+
+// TestRepeatKeepsChecks: a position beyond the rope is a defect of the caller, whether
+// the step's ops are called or not.
+func TestRepeatKeepsChecks(t *testing.T) {
+	dev, b, net := lone(t)
 	run := func(start int) error {
 		step := &backend.Step{Tokens: []int32{1}, Rows: []backend.Row{{Count: 1, Start: start, Blocks: []int32{0, 1}[:1+start/16]}}}
 		return net.Run(t.Context(), step, []int32{0}, make([]int32, 1), make([]backend.Sampling, 1))
@@ -301,11 +307,7 @@ func TestRepeatKeepsChecks(t *testing.T) {
 
 // TestTracedStepsAreNotRepeated: what is traced is done op by op.
 func TestTracedStepsAreNotRepeated(t *testing.T) {
-	dev := fake.New()
-	b, err := New(dev)
-	require.NoError(t, err)
-	net, err := model.Load(checkpoint(t, "llama-tiny"), b, model.Size{Sequences: 1, Context: 16, StepTokens: 16, KVBlocks: 1, KVBlockSize: 16})
-	require.NoError(t, err)
+	dev, b, net := lone(t)
 	stages := 0
 	for start := range 6 {
 		if start == 4 {

@@ -65,7 +65,7 @@ type attentionWorker struct {
 	a, b  [unitRows]float32
 	acc   partial
 
-	// Of up to readSplits splits.
+	// Of up to attentionTask.together splits.
 	reads        [(2*readSplits + 1) * splitGroups]*byte // keys, values, and keys that follow
 	keys, values []*byte
 	p            []float32 // scores, then weights, of each split [rows][splitPositions]
@@ -120,8 +120,10 @@ func (t *attentionTask) init(b *Backend, c *kvCache) (err error) {
 		w := &t.workers[i]
 		dims := roundUp(c.spec.HeadDim, 4)
 		w.heads, w.zeros, w.q = floats(unitRows*dims), floats(dims), floats(max(dims, dotRowWords)*unitRows)
-		w.p, w.pairs = floats(readSplits*unitRows*splitPositions), floats(readSplits*unitRows*dotRowWords)
-		w.work, w.acc.acc = floats(weightsWork), floats(t.partSize())
+		w.p, w.acc.acc = floats(t.together*unitRows*splitPositions), floats(t.partSize())
+		if t.dots {
+			w.pairs, w.work = floats(t.together*unitRows*dotRowWords), floats(weightsWork)
+		}
 		partials := func(n int) []partial {
 			parts, all := make([]partial, n), floats(n*t.partSize())
 			for s := range parts {

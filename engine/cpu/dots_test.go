@@ -102,12 +102,7 @@ func TestDotsAreGeneric(t *testing.T) {
 				}
 				run(generic, want)
 				run(k, got)
-				for i, v := range got.x {
-					u := want.x[i]
-					require.True(t, math.Float32bits(u) == math.Float32bits(v) || u != u && v != v,
-						"%d rows, %d pairs, %d panels: output %d is %v, want %v", rows, pairs, panels, i, v, u)
-				}
-				require.True(t, got.intact())
+				requireSame(t, want, got, "%d rows, %d pairs, %d panels", rows, pairs, panels)
 			}
 		}
 	}
@@ -162,12 +157,7 @@ func TestAttentionDotsAreGeneric(t *testing.T) {
 				want, got := op.start.copy(), op.start.copy()
 				op.run(mixersGeneric, want.first())
 				op.run(mixersFor(AVX512), got.first())
-				for i, v := range got.x {
-					u := want.x[i]
-					require.True(t, math.Float32bits(u) == math.Float32bits(v) || u != u && v != v,
-						"%s of %d rows, %d pairs, %d chunks, %d groups: %d is %v, want %v", name, rows, pairs, chunks, groups, i, v, u)
-				}
-				require.True(t, got.intact())
+				requireSame(t, want, got, "%s of %d rows, %d pairs, %d chunks, %d groups", name, rows, pairs, chunks, groups)
 			}
 		}
 	}
@@ -219,11 +209,7 @@ func TestWeightsDotsAreGeneric(t *testing.T) {
 			}
 			require.True(t, work.intact())
 			for j, what := range []string{"weight", "largest", "sum"} {
-				want, got := results[0][j], results[1][j]
-				for i, v := range got.x {
-					require.Equal(t, math.Float32bits(want.x[i]), math.Float32bits(v), "%s %d of %d rows, %d pairs, %d splits", what, i, rows, pairs, splits)
-				}
-				require.True(t, got.intact())
+				requireSame(t, results[0][j], results[1][j], "%s of %d rows, %d pairs, %d splits", what, rows, pairs, splits)
 			}
 		}
 	}

@@ -17,15 +17,12 @@ func detectISA() ISA {
 // farFetch keeps L2 and L1 filled by instruction.
 var farFetch = fetch{near: 2048, far: 8192, stream: 2048, state: 4096}
 
-// A fetch into L1 by instruction holds a miss buffer of L1 until memory answers. Zen
-// has 24 of them: from scattered memory a core of Zen 4 gets 10 GB/s so, and 17 by
-// fetches into L2. Its hardware fetches into L2 by itself, up to 33 GB/s, but only
-// following misses in order: so where kernels wait for runs of memory, the instructions
-// stay out of its way. With more rows the
-// misses come too slowly for that, and far fetches hide the latency better. On
-// Xeons they do for all. The probe, which computes nothing, is fastest on Zen
-// without any.
-
+// fewFetch is that of kernels that wait for memory. A fetch into L1 by instruction
+// holds a miss buffer of L1 until memory answers. Zen has 24 of them: from scattered
+// memory a core of Zen 4 gets 10 GB/s so, and 17 by fetches into L2. Its hardware
+// fetches into L2 by itself, up to 33 GB/s, but only following misses in order: so where
+// kernels wait for runs of memory, the instructions stay out of its way. The probe,
+// which computes nothing, is fastest on Zen without any.
 func fewFetch() fetch {
 	if cpuid.CPU.IsVendor(cpuid.AMD) {
 		return fetch{near: 256, far: 256, state: 128}
@@ -33,6 +30,8 @@ func fewFetch() fetch {
 	return farFetch
 }
 
+// manyFetch is that of kernels for more rows, whose misses come too slowly for the
+// hardware: far fetches hide the latency better, as they do for all on Xeons.
 func manyFetch() fetch {
 	f := farFetch
 	if cpuid.CPU.IsVendor(cpuid.AMD) {

@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -35,6 +36,17 @@ func (g guarded) intact() bool {
 		}
 	}
 	return true
+}
+
+// requireSame demands the bits of want, any NaN for a NaN, and intact lines around them.
+func requireSame(t *testing.T, want, got guarded, format string, args ...any) {
+	t.Helper()
+	for i, v := range got.x {
+		if u := want.x[i]; math.Float32bits(u) != math.Float32bits(v) && (u == u || v == v) {
+			t.Fatalf("%s: %d is %v, want %v", fmt.Sprintf(format, args...), i, v, u)
+		}
+	}
+	require.True(t, got.intact(), fmt.Sprintf(format, args...))
 }
 
 func randomGuarded(rng *rand.Rand, n int, scale float32) guarded {

@@ -39,8 +39,7 @@ func (w workload) keys() string {
 // round is what a workload did in one round: medians over its steps.
 type round struct {
 	machine machine
-	bytes   float64 // that a step moves at least by the model's shape, embed and sample left out
-	flops   float64 // that it does
+	context int     // positions after a step
 	seconds float64 // of a step
 	ops     []opRound
 	pauses  float64 // per step
@@ -286,7 +285,7 @@ func (s *stand) round(ctx context.Context, w workload, steps int) (r round, err 
 	r.mallocs = float64(after.Mallocs-before.Mallocs) / float64(steps)
 
 	r.seconds = median(total)
-	r.bytes, r.flops = s.stepCost(w, context/steps)
+	r.context = context / steps
 	for i := range ops[0] {
 		each := make([]float64, steps)
 		o := opRound{calls: ops[0][i].calls}
@@ -298,17 +297,6 @@ func (s *stand) round(ctx context.Context, w workload, steps int) (r round, err 
 		r.ops = append(r.ops, o)
 	}
 	return r, nil
-}
-
-// stepCost is the least work of a step after which rows hold context positions.
-func (s *stand) stepCost(w workload, context int) (bytes, flops float64) {
-	rows := make([]model.CostRow, w.rows)
-	for i := range rows {
-		rows[i] = model.CostRow{Tokens: w.tokens, Context: context, Sample: true}
-	}
-	element := s.ck.DType().Size()
-	c := s.ck.Config.StepCost(rows, model.ElementBytes{Weight: element, KV: element, Recurrent: 4, Conv: 4})
-	return float64(c.Bytes()), float64(c.FLOPs)
 }
 
 // probeMachine measures bandwidth and peak with the backend's own workers.

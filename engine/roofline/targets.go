@@ -43,8 +43,7 @@ func (s *stand) targets(workloads []workload, results [][]round) []target {
 	share := func(r *round) float64 { return r.floor() / r.seconds }
 	list := []target{{what: "serial decode, of the floor", value: over(serial, share), want: 0.90}}
 	for k, n := range []int{2, 4, 8} {
-		// Of AVX2 alone: with more arithmetic, and memory that gives two cores as much
-		// as two of one, even a ceiling can be lower.
+		// These speed-ups are wanted of AVX2 alone; the share of the ceiling, of all.
 		rounds, speedup, condition := results[k+1], math.NaN(), ""
 		if s.cpu.ISA() == cpu.AVX2 {
 			speedup, condition = []float64{1.9, 3.5, 4.6}[k], "on two free cores"
