@@ -228,30 +228,36 @@ func TestOtherSpeed(t *testing.T) {
 // counts, not what might be; it withholds a verdict that rests on the mixture.
 func TestBoundAtOtherSpeed(t *testing.T) {
 	for _, c := range []struct {
-		fast    int // blocks at the other speed, of 12
-		ratio   float64
-		worst   float64 // of one of them
+		others  int // blocks at the other speed, of 12
+		speed   float64
+		step    time.Duration // of the batch arm, in the other blocks
+		ratio   float64       // ÷ target, at the other speed
+		worst   float64       // of one of them
 		verdict Verdict
 		reason  string
 	}{
-		{4, 1.01, 1.01, Inconclusive, "where the ratio is estimated at"}, // too few to tell
-		{5, 1.01, 1.01, Pass, ""},
-		{5, 1.01, 0.99, Inconclusive, "where the ratio has its bound at 2.97"},
+		{4, 18e9, 10 * ms, 1.01, 1.01, Inconclusive, "where the ratio is estimated at"}, // too few to tell
+		{5, 18e9, 10 * ms, 1.01, 1.01, Pass, ""},
+		{5, 18e9, 10 * ms, 1.01, 0.99, Inconclusive, "where the ratio has its bound at 2.97"},
+		{4, 6e9, 15 * ms, 0.99, 0.99, Inconclusive, "where the ratio is estimated at"},
+		{5, 6e9, 15 * ms, 0.99, 0.99, Fail, ""},
+		{5, 6e9, 15 * ms, 0.99, 1.01, Inconclusive, "where the ratio has its bound at 3.03"},
 	} {
 		x := passing(t)
 		x.Runs = 12
+		x.batch.decode = constant(c.step)
 		x.Bandwidth = func() (float64, error) { return 10e9, nil }
 		x.Roofline = NewRoofline(costOf(func(rows, tokens, context int) (float64, float64) {
 			return 80e6, float64(rows) * 2e6
 		}), 4, 4, 11, 8, 1e9)
 		rec, err := x.Run(t.Context())
 		require.NoError(t, err)
-		rec.speeds = append(rec.bandwidths(), 18e9, 18e9)
+		rec.speeds = append(rec.bandwidths(), c.speed, c.speed)
 		goal, _ := rec.goal()
 		kept := rec.Kept()
-		for i, b := range kept[len(kept)-c.fast:] {
+		for i, b := range kept[len(kept)-c.others:] {
 			for i := range b.Probes {
-				b.Probes[i] = 18e9
+				b.Probes[i] = c.speed
 			}
 			ratio := c.ratio
 			if i == 0 {
