@@ -158,10 +158,10 @@
 // slowest block of the session, whichever criterion it is of, the verdict is
 // INCONCLUSIVE and names both speeds: so all levels are measured before one is
 // judged for good. Where enough blocks of the criterion ran at such a
-// speed, their own bound counts; otherwise how far a ratio may move is estimated,
-// carefully, from its ceiling (see Judgement.at). Speeds within a tenth
-// count as one. This can only withhold a verdict, and it knows no speed that the session
-// did not meet.
+// speed, their own bound counts; otherwise the ratio there is estimated, as far
+// towards the target, or beyond it, as reads and arithmetic of the arms let it move
+// (see Judgement.at). Speeds within a tenth count as one. This can only withhold a
+// verdict, and it knows no speed that the session did not meet.
 //
 // # The ceiling
 //
