@@ -32,9 +32,9 @@ type kernels struct {
 	pack4     func(dst *float32, rows int, x *float32, width, n int)
 	packNorm4 func(dst *float32, rows int, x *float32, width, n int, w *float32, offset, inv0, inv1, inv2, inv3 float32)
 
-	// What becomes of the sums of n panels for one token, n at least 1: tiles lie
-	// stride floats apart, and their results follow one another in dst.
-	storePanels, addPanels, swigluPanels func(dst, tile *float32, stride, n int)
+	// near keeps results in the caches; away writes them past the caches, to where a
+	// line begins.
+	near, away epilogues
 
 	// Vectors of any length n.
 	dot    func(x, y *float32, n int) float32               // see dotGeneric for its order
@@ -57,6 +57,12 @@ type kernels struct {
 	multiplyDots func(rounds int) float32
 }
 
+// epilogues are what becomes of the sums of n panels for one token, n at least 1: tiles
+// lie stride floats apart, and their results follow one another in dst.
+type epilogues struct {
+	store, add, swiglu func(dst, tile *float32, stride, n int)
+}
+
 type (
 	tileKernel func(acc *float32, w *byte, x *float32, pairs, panels, near int, next uintptr, step int)
 	dotKernel  func(acc *float32, w *byte, x *float32, stride, pairs, panels, near int, next uintptr, step int)
@@ -76,6 +82,12 @@ const (
 	multiplyChains = 12
 )
 
+var epiloguesGeneric = epilogues{
+	store:  panelsGeneric(panelOutputs, func(dst, tile []float32) { copy(dst, tile) }),
+	add:    panelsGeneric(panelOutputs, func(dst, tile []float32) { addGeneric(&dst[0], &tile[0], len(dst)) }),
+	swiglu: panelsGeneric(panelOutputs/2, func(dst, tile []float32) { swigluGeneric(&dst[0], &tile[0], &tile[panelOutputs/2], len(dst)) }),
+}
+
 var generic = &kernels{
 	rows:         4,
 	lanes:        1,
@@ -89,9 +101,8 @@ var generic = &kernels{
 	packNorm4:    packNorm4Generic,
 	dot:          dotGeneric,
 	axpy:         axpyGeneric,
-	storePanels:  panelsGeneric(panelOutputs, func(dst, tile []float32) { copy(dst, tile) }),
-	addPanels:    panelsGeneric(panelOutputs, func(dst, tile []float32) { addGeneric(&dst[0], &tile[0], len(dst)) }),
-	swigluPanels: panelsGeneric(panelOutputs/2, func(dst, tile []float32) { swigluGeneric(&dst[0], &tile[0], &tile[panelOutputs/2], len(dst)) }),
+	near:         epiloguesGeneric,
+	away:         epiloguesGeneric,
 	add:          addGeneric,
 	scale:        scaleGeneric,
 	exp:          expGeneric,

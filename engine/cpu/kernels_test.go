@@ -12,12 +12,24 @@ import (
 )
 
 // guarded is a vector between two lines of NaN, at an odd address.
-type guarded struct{ all, x []float32 }
+type guarded struct {
+	all, x []float32
+	at     int // of x in all
+}
 
-func newGuarded(n int) guarded {
-	all := make([]float32, n+35)
+func newGuarded(n int) guarded { return guardedAt(make([]float32, n+35), 17, n) }
+
+// newGuardedLine begins with a cache line.
+func newGuardedLine(n int) guarded {
+	const line = lineBytes / 4
+	all := make([]float32, n+3*line)
+	past := int(uintptr(unsafe.Pointer(&all[0]))/4) % line
+	return guardedAt(all, 2*line-past, n)
+}
+
+func guardedAt(all []float32, at, n int) guarded {
 	fill(all, nan)
-	return guarded{all, all[17:][:n:n]}
+	return guarded{all, all[at:][:n:n], at}
 }
 
 func (g guarded) copy() guarded {
@@ -31,7 +43,7 @@ func (g guarded) first() *float32 { return unsafe.SliceData(g.x) }
 
 func (g guarded) intact() bool {
 	for i, v := range g.all {
-		if (i < 17 || i >= 17+len(g.x)) && v == v {
+		if (i < g.at || i >= g.at+len(g.x)) && v == v {
 			return false
 		}
 	}
@@ -94,18 +106,21 @@ func TestPanelKernels(t *testing.T) {
 			tiles := randomGuarded(rng, (n-1)*stride+panelOutputs, 50)
 			for name, c := range map[string]struct {
 				results int
-				op      func(k *kernels) func(dst, tile *float32, stride, n int)
+				op      func(e *epilogues) func(dst, tile *float32, stride, n int)
 			}{
-				"store":  {panelOutputs, func(k *kernels) func(dst, tile *float32, stride, n int) { return k.storePanels }},
-				"add":    {panelOutputs, func(k *kernels) func(dst, tile *float32, stride, n int) { return k.addPanels }},
-				"swiglu": {panelOutputs / 2, func(k *kernels) func(dst, tile *float32, stride, n int) { return k.swigluPanels }},
+				"store":  {panelOutputs, func(e *epilogues) func(dst, tile *float32, stride, n int) { return e.store }},
+				"add":    {panelOutputs, func(e *epilogues) func(dst, tile *float32, stride, n int) { return e.add }},
+				"swiglu": {panelOutputs / 2, func(e *epilogues) func(dst, tile *float32, stride, n int) { return e.swiglu }},
 			} {
-				want := randomGuarded(rng, n*c.results, 3)
-				got := want.copy()
-				c.op(generic)(want.first(), tiles.first(), stride, n)
-				c.op(k)(got.first(), tiles.first(), stride, n)
-				require.Equal(t, bits(want.x), bits(got.x), "%v %s of %d", isa, name, n)
-				require.True(t, got.intact(), "%v %s of %d wrote past its end", isa, name, n)
+				dst := randomGuarded(rng, n*c.results, 3)
+				want, away := dst.copy(), newGuardedLine(len(dst.x))
+				copy(away.x, dst.x)
+				c.op(&generic.near)(want.first(), tiles.first(), stride, n)
+				for set, got := range map[*epilogues]guarded{&k.near: dst, &k.away: away} {
+					c.op(set)(got.first(), tiles.first(), stride, n)
+					require.Equal(t, bits(want.x), bits(got.x), "%v %s of %d, away %t", isa, name, n, set == &k.away)
+					require.True(t, got.intact(), "%v %s of %d wrote past its end, away %t", isa, name, n, set == &k.away)
+				}
 			}
 		}
 	}

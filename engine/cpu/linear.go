@@ -13,6 +13,7 @@ const (
 	chunkRows    = 256      // rows that one pass over the weights serves: 512 KB of a block's inputs rounded to bf16, in L2
 	chunkPanels  = 4        // panels that share the inputs of a block
 	ownRowFloats = 64 << 10 // up to so many inputs each worker packs for itself
+	awayRows     = 4        // from so many rows on, results go past the caches
 	tileFloats   = chunkPanels * chunkRows * panelOutputs
 	fitsBytes    = 512 << 10
 )
@@ -32,6 +33,7 @@ type linearTask struct {
 	n      int
 	m      *matrix
 	epi    backend.Epilogue
+	ends   *epilogues
 	normed bool
 	weight []float32
 	offset float32
@@ -67,6 +69,14 @@ func (b *Backend) Linear(dst, src backend.Buffer, n int, w backend.Matrix, opt b
 	t.groups = (n + b.kernels.rows - 1) / b.kernels.rows
 	t.padded = 2 * m.pairs
 	t.shares.dealAll(m.panels)
+	t.ends = &b.kernels.near
+	// The lines of dst are in other cores' caches, which read them last. To take each
+	// from there takes longer than to write it to memory, past all caches; one core
+	// alone, or few lines, are sooner written where they are. The barrier at the end
+	// of the task, as a locked instruction, waits for such writes.
+	if n >= awayRows && b.pool.workers > 1 && t.dst.width%(lineBytes/4) == 0 {
+		t.ends = &b.kernels.away
+	}
 	t.dots, t.words = b.precision == BF16 && m.dtype == backend.BF16, dotWords(m.inputs)
 	b.pool.run(t)
 }
@@ -173,11 +183,11 @@ func (t *linearTask) finish(lo, hi, token int, tiles []float32, stride int) {
 	if n := len(dst) / width; n > 0 {
 		switch t.epi {
 		case backend.Store:
-			k.storePanels(&dst[0], &tiles[0], stride, n)
+			t.ends.store(&dst[0], &tiles[0], stride, n)
 		case backend.Add:
-			k.addPanels(&dst[0], &tiles[0], stride, n)
+			t.ends.add(&dst[0], &tiles[0], stride, n)
 		case backend.SwiGLU:
-			k.swigluPanels(&dst[0], &tiles[0], stride, n)
+			t.ends.swiglu(&dst[0], &tiles[0], stride, n)
 		}
 		if n*width == len(dst) {
 			return

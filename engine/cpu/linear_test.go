@@ -234,7 +234,7 @@ func (c linearCase) check(t testing.TB, b *Backend, seed uint64) {
 	}
 }
 
-var epilogues = []struct {
+var allEpilogues = []struct {
 	form backend.Form
 	epi  backend.Epilogue
 }{{backend.Stacked, backend.Store}, {backend.Stacked, backend.Add}, {backend.GateUp, backend.SwiGLU}}
@@ -249,7 +249,7 @@ func TestLinearTails(t *testing.T) {
 		seed := uint64(0)
 		run := func(outputs, inputs, tokens int) {
 			seed++
-			e := epilogues[seed%3]
+			e := allEpilogues[seed%3]
 			linearCase{
 				dtype: backend.DType(seed / 3 % 2), form: e.form, epi: e.epi, norm: seed/6%2 == 0,
 				outputs: outputs, inputs: inputs, tokens: tokens,
@@ -315,7 +315,7 @@ func TestLinearBatchInvariance(t *testing.T) {
 			require.NoError(t, err)
 			src, dst := newBuffer(t, b, most, inputs), newBuffer(t, b, most, outputs)
 			for d, w := range weights {
-				for _, e := range epilogues {
+				for _, e := range allEpilogues {
 					var m *matrix
 					if e.form == backend.GateUp {
 						m = newMatrix(t, b, e.form, w[0], w[1])

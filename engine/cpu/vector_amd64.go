@@ -46,6 +46,15 @@ func addPanelsAVX2(dst *float32, tile *float32, stride int, n int)
 func swigluPanelsAVX2(dst *float32, tile *float32, stride int, n int)
 
 //go:noescape
+func storePanelsAwayAVX2(dst *float32, tile *float32, stride int, n int)
+
+//go:noescape
+func addPanelsAwayAVX2(dst *float32, tile *float32, stride int, n int)
+
+//go:noescape
+func swigluPanelsAwayAVX2(dst *float32, tile *float32, stride int, n int)
+
+//go:noescape
 func scanAVX2(x *float32, n int) float32
 
 //go:noescape
@@ -90,6 +99,15 @@ func addPanelsAVX512(dst *float32, tile *float32, stride int, n int)
 
 //go:noescape
 func swigluPanelsAVX512(dst *float32, tile *float32, stride int, n int)
+
+//go:noescape
+func storePanelsAwayAVX512(dst *float32, tile *float32, stride int, n int)
+
+//go:noescape
+func addPanelsAwayAVX512(dst *float32, tile *float32, stride int, n int)
+
+//go:noescape
+func swigluPanelsAwayAVX512(dst *float32, tile *float32, stride int, n int)
 
 //go:noescape
 func scanAVX512(x *float32, n int) float32

@@ -918,6 +918,129 @@ panel:
 	VZEROUPPER
 	RET
 
+// func storePanelsAwayAVX2(dst *float32, tile *float32, stride int, n int)
+// Requires: AVX
+TEXT ·storePanelsAwayAVX2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ tile+8(FP), CX
+	MOVQ stride+16(FP), DX
+	MOVQ n+24(FP), BX
+	SHLQ $0x02, DX
+
+panel:
+	VMOVUPS  (CX), Y0
+	VMOVNTPS Y0, (AX)
+	VMOVUPS  32(CX), Y0
+	VMOVNTPS Y0, 32(AX)
+	VMOVUPS  64(CX), Y0
+	VMOVNTPS Y0, 64(AX)
+	VMOVUPS  96(CX), Y0
+	VMOVNTPS Y0, 96(AX)
+	ADDQ     $0x00000080, AX
+	ADDQ     DX, CX
+	DECQ     BX
+	JNZ      panel
+	VZEROUPPER
+	RET
+
+// func addPanelsAwayAVX2(dst *float32, tile *float32, stride int, n int)
+// Requires: AVX
+TEXT ·addPanelsAwayAVX2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ tile+8(FP), CX
+	MOVQ stride+16(FP), DX
+	MOVQ n+24(FP), BX
+	SHLQ $0x02, DX
+
+panel:
+	VMOVUPS  (AX), Y0
+	VADDPS   (CX), Y0, Y0
+	VMOVNTPS Y0, (AX)
+	VMOVUPS  32(AX), Y0
+	VADDPS   32(CX), Y0, Y0
+	VMOVNTPS Y0, 32(AX)
+	VMOVUPS  64(AX), Y0
+	VADDPS   64(CX), Y0, Y0
+	VMOVNTPS Y0, 64(AX)
+	VMOVUPS  96(AX), Y0
+	VADDPS   96(CX), Y0, Y0
+	VMOVNTPS Y0, 96(AX)
+	ADDQ     $0x00000080, AX
+	ADDQ     DX, CX
+	DECQ     BX
+	JNZ      panel
+	VZEROUPPER
+	RET
+
+// func swigluPanelsAwayAVX2(dst *float32, tile *float32, stride int, n int)
+// Requires: AVX, AVX2, FMA3
+TEXT ·swigluPanelsAwayAVX2(SB), NOSPLIT, $0-32
+	MOVQ    dst+0(FP), AX
+	MOVQ    tile+8(FP), CX
+	MOVQ    stride+16(FP), DX
+	MOVQ    n+24(FP), BX
+	SHLQ    $0x02, DX
+	VMOVUPS expLow<>+0(SB), Y0
+	VMOVUPS expHigh<>+0(SB), Y1
+
+panel:
+	VMOVUPS     (CX), Y2
+	VPXOR       signs<>+0(SB), Y2, Y3
+	VMAXPS      Y3, Y0, Y3
+	VMINPS      Y3, Y1, Y3
+	VMULPS      expLog2e<>+0(SB), Y3, Y4
+	VROUNDPS    $0x08, Y4, Y4
+	VFMADD231PS expLn2High<>+0(SB), Y4, Y3
+	VFMADD231PS expLn2Low<>+0(SB), Y4, Y3
+	VMOVUPS     expP0<>+0(SB), Y5
+	VFMADD213PS expP1<>+0(SB), Y3, Y5
+	VFMADD213PS expP2<>+0(SB), Y3, Y5
+	VFMADD213PS expP3<>+0(SB), Y3, Y5
+	VFMADD213PS expP4<>+0(SB), Y3, Y5
+	VFMADD213PS expP5<>+0(SB), Y3, Y5
+	VMULPS      Y3, Y5, Y5
+	VFMADD213PS Y3, Y3, Y5
+	VADDPS      one<>+0(SB), Y5, Y5
+	VCVTPS2DQ   Y4, Y4
+	VPADDD      expBias<>+0(SB), Y4, Y4
+	VPSLLD      $0x17, Y4, Y4
+	VMULPS      Y4, Y5, Y3
+	VADDPS      one<>+0(SB), Y3, Y3
+	VDIVPS      Y3, Y2, Y2
+	VMULPS      64(CX), Y2, Y2
+	VMOVNTPS    Y2, (AX)
+	VMOVUPS     32(CX), Y2
+	VPXOR       signs<>+0(SB), Y2, Y3
+	VMAXPS      Y3, Y0, Y3
+	VMINPS      Y3, Y1, Y3
+	VMULPS      expLog2e<>+0(SB), Y3, Y4
+	VROUNDPS    $0x08, Y4, Y4
+	VFMADD231PS expLn2High<>+0(SB), Y4, Y3
+	VFMADD231PS expLn2Low<>+0(SB), Y4, Y3
+	VMOVUPS     expP0<>+0(SB), Y5
+	VFMADD213PS expP1<>+0(SB), Y3, Y5
+	VFMADD213PS expP2<>+0(SB), Y3, Y5
+	VFMADD213PS expP3<>+0(SB), Y3, Y5
+	VFMADD213PS expP4<>+0(SB), Y3, Y5
+	VFMADD213PS expP5<>+0(SB), Y3, Y5
+	VMULPS      Y3, Y5, Y5
+	VFMADD213PS Y3, Y3, Y5
+	VADDPS      one<>+0(SB), Y5, Y5
+	VCVTPS2DQ   Y4, Y4
+	VPADDD      expBias<>+0(SB), Y4, Y4
+	VPSLLD      $0x17, Y4, Y4
+	VMULPS      Y4, Y5, Y3
+	VADDPS      one<>+0(SB), Y3, Y3
+	VDIVPS      Y3, Y2, Y2
+	VMULPS      96(CX), Y2, Y2
+	VMOVNTPS    Y2, 32(AX)
+	ADDQ        $0x00000040, AX
+	ADDQ        DX, CX
+	DECQ        BX
+	JNZ         panel
+	VZEROUPPER
+	RET
+
 // func scanAVX2(x *float32, n int) float32
 // Requires: AVX, AVX2, SSE
 TEXT ·scanAVX2(SB), NOSPLIT, $0-20
@@ -1584,6 +1707,91 @@ panel:
 	VDIVPS      Z3, Z2, Z2
 	VMULPS      64(CX), Z2, Z2
 	VMOVUPS     Z2, (AX)
+	ADDQ        $0x00000040, AX
+	ADDQ        DX, CX
+	DECQ        BX
+	JNZ         panel
+	VZEROUPPER
+	RET
+
+// func storePanelsAwayAVX512(dst *float32, tile *float32, stride int, n int)
+// Requires: AVX, AVX512F
+TEXT ·storePanelsAwayAVX512(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ tile+8(FP), CX
+	MOVQ stride+16(FP), DX
+	MOVQ n+24(FP), BX
+	SHLQ $0x02, DX
+
+panel:
+	VMOVUPS  (CX), Z0
+	VMOVNTPS Z0, (AX)
+	VMOVUPS  64(CX), Z0
+	VMOVNTPS Z0, 64(AX)
+	ADDQ     $0x00000080, AX
+	ADDQ     DX, CX
+	DECQ     BX
+	JNZ      panel
+	VZEROUPPER
+	RET
+
+// func addPanelsAwayAVX512(dst *float32, tile *float32, stride int, n int)
+// Requires: AVX, AVX512F
+TEXT ·addPanelsAwayAVX512(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ tile+8(FP), CX
+	MOVQ stride+16(FP), DX
+	MOVQ n+24(FP), BX
+	SHLQ $0x02, DX
+
+panel:
+	VMOVUPS  (AX), Z0
+	VADDPS   (CX), Z0, Z0
+	VMOVNTPS Z0, (AX)
+	VMOVUPS  64(AX), Z0
+	VADDPS   64(CX), Z0, Z0
+	VMOVNTPS Z0, 64(AX)
+	ADDQ     $0x00000080, AX
+	ADDQ     DX, CX
+	DECQ     BX
+	JNZ      panel
+	VZEROUPPER
+	RET
+
+// func swigluPanelsAwayAVX512(dst *float32, tile *float32, stride int, n int)
+// Requires: AVX, AVX512F
+TEXT ·swigluPanelsAwayAVX512(SB), NOSPLIT, $0-32
+	MOVQ    dst+0(FP), AX
+	MOVQ    tile+8(FP), CX
+	MOVQ    stride+16(FP), DX
+	MOVQ    n+24(FP), BX
+	SHLQ    $0x02, DX
+	VMOVUPS expLow<>+0(SB), Z0
+	VMOVUPS expHigh<>+0(SB), Z1
+
+panel:
+	VMOVUPS     (CX), Z2
+	VPXORD      signs<>+0(SB), Z2, Z3
+	VMAXPS      Z3, Z0, Z3
+	VMINPS      Z3, Z1, Z3
+	VMULPS      expLog2e<>+0(SB), Z3, Z4
+	VRNDSCALEPS $0x08, Z4, Z4
+	VFMADD231PS expLn2High<>+0(SB), Z4, Z3
+	VFMADD231PS expLn2Low<>+0(SB), Z4, Z3
+	VMOVUPS     expP0<>+0(SB), Z5
+	VFMADD213PS expP1<>+0(SB), Z3, Z5
+	VFMADD213PS expP2<>+0(SB), Z3, Z5
+	VFMADD213PS expP3<>+0(SB), Z3, Z5
+	VFMADD213PS expP4<>+0(SB), Z3, Z5
+	VFMADD213PS expP5<>+0(SB), Z3, Z5
+	VMULPS      Z3, Z5, Z5
+	VFMADD213PS Z3, Z3, Z5
+	VADDPS      one<>+0(SB), Z5, Z5
+	VSCALEFPS   Z4, Z5, Z3
+	VADDPS      one<>+0(SB), Z3, Z3
+	VDIVPS      Z3, Z2, Z2
+	VMULPS      64(CX), Z2, Z2
+	VMOVNTPS    Z2, (AX)
 	ADDQ        $0x00000040, AX
 	ADDQ        DX, CX
 	DECQ        BX

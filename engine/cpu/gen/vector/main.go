@@ -41,7 +41,8 @@ func main() {
 				VMULPS(v[1], v[0], v[0])
 			}
 		})
-		panels(isa)
+		panels(isa, false)
+		panels(isa, true)
 		scan(isa)
 		index(isa)
 		stream(isa)
@@ -347,46 +348,49 @@ func fetchLines() {
 }
 
 // panels generates what becomes of n panels' sums for one token: they lie
-// stride apart, and their results follow one another.
-func panels(isa simd.ISA) {
+// stride apart, and their results follow one another. If they go away, it is past the
+// caches: dst is aligned to a line, of which nothing is read before it is written.
+func panels(isa simd.ISA, away bool) {
 	const outputs = 32
+	suffix, store := "", func(v reg.VecVirtual, m Mem) { VMOVUPS(v, m) }
+	if away {
+		suffix, store = "Away", func(v reg.VecVirtual, m Mem) { VMOVNTPS(v, m) }
+	}
 	for _, op := range []struct {
 		name    string
 		results int // of a panel
-		f       func(dst, tile func(at int) Mem, at int)
+		prepare func() func(v reg.VecVirtual, dst, tile func(at int) Mem, at int)
 	}{
-		{"storePanels", outputs, func(dst, tile func(at int) Mem, at int) {
-			v := isa.Vec()
-			VMOVUPS(tile(at), v)
-			VMOVUPS(v, dst(at))
+		{"store", outputs, func() func(v reg.VecVirtual, dst, tile func(at int) Mem, at int) {
+			return func(v reg.VecVirtual, _, tile func(at int) Mem, at int) { VMOVUPS(tile(at), v) }
 		}},
-		{"addPanels", outputs, func(dst, tile func(at int) Mem, at int) {
-			v := isa.Vec()
-			VMOVUPS(dst(at), v)
-			VADDPS(tile(at), v, v)
-			VMOVUPS(v, dst(at))
+		{"add", outputs, func() func(v reg.VecVirtual, dst, tile func(at int) Mem, at int) {
+			return func(v reg.VecVirtual, dst, tile func(at int) Mem, at int) {
+				VMOVUPS(dst(at), v)
+				VADDPS(tile(at), v, v)
+			}
 		}},
-		{"swigluPanels", outputs / 2, nil},
+		{"swiglu", outputs / 2, func() func(v reg.VecVirtual, dst, tile func(at int) Mem, at int) {
+			e := isa.Exp()
+			return func(v reg.VecVirtual, _, tile func(at int) Mem, at int) {
+				VMOVUPS(tile(at), v)
+				e.Silu(v)
+				VMULPS(tile(outputs/2+at), v, v)
+			}
+		}},
 	} {
-		text(isa, op.name, "func(dst, tile *float32, stride, n int)")
+		text(isa, op.name+"Panels"+suffix, "func(dst, tile *float32, stride, n int)")
 		to, from := Load(Param("dst"), GP64()), Load(Param("tile"), GP64())
 		stride, n := Load(Param("stride"), GP64()), Load(Param("n"), GP64())
 		SHLQ(Imm(2), stride)
 		dst := func(at int) Mem { return Mem{Base: to, Disp: 4 * at} }
 		tile := func(at int) Mem { return Mem{Base: from, Disp: 4 * at} }
-		if f := op.f; f == nil {
-			e := isa.Exp()
-			op.f = func(dst, tile func(at int) Mem, at int) {
-				v := isa.Vec()
-				VMOVUPS(tile(at), v)
-				e.Silu(v)
-				VMULPS(tile(outputs/2+at), v, v)
-				VMOVUPS(v, dst(at))
-			}
-		}
+		compute := op.prepare()
 		Label("panel")
 		for at := 0; at < op.results; at += isa.Lanes {
-			op.f(dst, tile, at)
+			v := isa.Vec()
+			compute(v, dst, tile, at)
+			store(v, dst(at))
 		}
 		ADDQ(U32(uint32(4*op.results)), to)
 		ADDQ(stride, from)
