@@ -47,7 +47,10 @@ func (t *linearTask) roundRows(x []float32, lo, hi int) {
 func dotsGeneric() (t [maxTileRows]dotKernel) {
 	for i := range t {
 		rows := i + 1
-		t[i] = func(acc *float32, w *byte, x *float32, stride, pairs, panels, _ int, _ uintptr, _ int) {
+		t[i] = func(acc *float32, begun bool, w *byte, x *float32, stride, pairs, panels, _ int, _ uintptr, _ int) {
+			if !begun {
+				clear(unsafe.Slice(acc, panels*rows*panelOutputs))
+			}
 			for p := range panels {
 				ws := unsafe.Slice((*[panelOutputs]uint32)(unsafe.Add(unsafe.Pointer(w), p*pairs*pairBytes)), pairs)
 				for r := range rows {

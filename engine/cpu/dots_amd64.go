@@ -5,40 +5,40 @@
 package cpu
 
 //go:noescape
-func tileDotsRows1(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+func tileDotsRows1(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows2(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+func tileDotsRows2(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows3(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+func tileDotsRows3(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows4(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+func tileDotsRows4(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows5(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+func tileDotsRows5(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows6(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+func tileDotsRows6(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows7(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+func tileDotsRows7(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows8(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+func tileDotsRows8(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows9(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+func tileDotsRows9(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows10(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+func tileDotsRows10(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows11(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+func tileDotsRows11(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileDotsRows12(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+func tileDotsRows12(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
 func scoresDotsRows1(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)

@@ -4,22 +4,29 @@
 
 #include "textflag.h"
 
-// func tileDotsRows1(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+// func tileDotsRows1(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows1(SB), NOSPLIT, $0-72
+TEXT ·tileDotsRows1(SB), NOSPLIT, $0-80
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ stride+24(FP), R9
-	MOVQ panels+40(FP), R12
-	MOVQ near+48(FP), SI
-	MOVQ next+56(FP), DI
-	MOVQ step+64(FP), R8
+	MOVQ w+16(FP), CX
+	MOVQ stride+32(FP), R9
+	MOVQ panels+48(FP), R12
+	MOVQ near+56(FP), SI
+	MOVQ next+64(FP), DI
+	MOVQ step+72(FP), R8
 
 panel:
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	MOVB    begun+8(FP), BL
+	TESTB   BL, BL
+	JZ      begin
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
-	MOVQ    pairs+32(FP), BX
-	MOVQ    x+16(FP), DX
+
+begin:
+	MOVQ pairs+40(FP), BX
+	MOVQ x+24(FP), DX
 
 pair:
 	PREFETCHT0   (CX)(SI*1)
@@ -46,24 +53,33 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileDotsRows2(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+// func tileDotsRows2(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows2(SB), NOSPLIT, $0-72
+TEXT ·tileDotsRows2(SB), NOSPLIT, $0-80
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ stride+24(FP), R9
-	MOVQ panels+40(FP), R12
-	MOVQ near+48(FP), SI
-	MOVQ next+56(FP), DI
-	MOVQ step+64(FP), R8
+	MOVQ w+16(FP), CX
+	MOVQ stride+32(FP), R9
+	MOVQ panels+48(FP), R12
+	MOVQ near+56(FP), SI
+	MOVQ next+64(FP), DI
+	MOVQ step+72(FP), R8
 
 panel:
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	MOVB    begun+8(FP), BL
+	TESTB   BL, BL
+	JZ      begin
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
 	VMOVUPS 192(AX), Z3
-	MOVQ    pairs+32(FP), BX
-	MOVQ    x+16(FP), DX
+
+begin:
+	MOVQ pairs+40(FP), BX
+	MOVQ x+24(FP), DX
 
 pair:
 	PREFETCHT0 (CX)(SI*1)
@@ -95,26 +111,37 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileDotsRows3(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+// func tileDotsRows3(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows3(SB), NOSPLIT, $0-72
+TEXT ·tileDotsRows3(SB), NOSPLIT, $0-80
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ stride+24(FP), R9
-	MOVQ panels+40(FP), R12
-	MOVQ near+48(FP), SI
-	MOVQ next+56(FP), DI
-	MOVQ step+64(FP), R8
+	MOVQ w+16(FP), CX
+	MOVQ stride+32(FP), R9
+	MOVQ panels+48(FP), R12
+	MOVQ near+56(FP), SI
+	MOVQ next+64(FP), DI
+	MOVQ step+72(FP), R8
 
 panel:
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	MOVB    begun+8(FP), BL
+	TESTB   BL, BL
+	JZ      begin
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
 	VMOVUPS 192(AX), Z3
 	VMOVUPS 256(AX), Z4
 	VMOVUPS 320(AX), Z5
-	MOVQ    pairs+32(FP), BX
-	MOVQ    x+16(FP), DX
+
+begin:
+	MOVQ pairs+40(FP), BX
+	MOVQ x+24(FP), DX
 
 pair:
 	PREFETCHT0 (CX)(SI*1)
@@ -150,19 +177,30 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileDotsRows4(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+// func tileDotsRows4(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows4(SB), NOSPLIT, $0-72
+TEXT ·tileDotsRows4(SB), NOSPLIT, $0-80
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ stride+24(FP), R9
-	MOVQ panels+40(FP), R12
-	MOVQ near+48(FP), SI
-	MOVQ next+56(FP), DI
-	MOVQ step+64(FP), R8
+	MOVQ w+16(FP), CX
+	MOVQ stride+32(FP), R9
+	MOVQ panels+48(FP), R12
+	MOVQ near+56(FP), SI
+	MOVQ next+64(FP), DI
+	MOVQ step+72(FP), R8
 	LEAQ (R9)(R9*2), R10
 
 panel:
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	MOVB    begun+8(FP), BL
+	TESTB   BL, BL
+	JZ      begin
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -171,8 +209,10 @@ panel:
 	VMOVUPS 320(AX), Z5
 	VMOVUPS 384(AX), Z6
 	VMOVUPS 448(AX), Z7
-	MOVQ    pairs+32(FP), BX
-	MOVQ    x+16(FP), DX
+
+begin:
+	MOVQ pairs+40(FP), BX
+	MOVQ x+24(FP), DX
 
 pair:
 	PREFETCHT0 (CX)(SI*1)
@@ -212,19 +252,32 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileDotsRows5(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+// func tileDotsRows5(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows5(SB), NOSPLIT, $0-72
+TEXT ·tileDotsRows5(SB), NOSPLIT, $0-80
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ stride+24(FP), R9
-	MOVQ panels+40(FP), R12
-	MOVQ near+48(FP), SI
-	MOVQ next+56(FP), DI
-	MOVQ step+64(FP), R8
+	MOVQ w+16(FP), CX
+	MOVQ stride+32(FP), R9
+	MOVQ panels+48(FP), R12
+	MOVQ near+56(FP), SI
+	MOVQ next+64(FP), DI
+	MOVQ step+72(FP), R8
 	LEAQ (R9)(R9*2), R10
 
 panel:
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	MOVB    begun+8(FP), BL
+	TESTB   BL, BL
+	JZ      begin
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -235,9 +288,11 @@ panel:
 	VMOVUPS 448(AX), Z7
 	VMOVUPS 512(AX), Z8
 	VMOVUPS 576(AX), Z9
-	MOVQ    pairs+32(FP), BX
-	MOVQ    x+16(FP), DX
-	LEAQ    (DX)(R9*4), R11
+
+begin:
+	MOVQ pairs+40(FP), BX
+	MOVQ x+24(FP), DX
+	LEAQ (DX)(R9*4), R11
 
 pair:
 	PREFETCHT0 (CX)(SI*1)
@@ -286,19 +341,34 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileDotsRows6(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+// func tileDotsRows6(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows6(SB), NOSPLIT, $0-72
+TEXT ·tileDotsRows6(SB), NOSPLIT, $0-80
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ stride+24(FP), R9
-	MOVQ panels+40(FP), R12
-	MOVQ near+48(FP), SI
-	MOVQ next+56(FP), DI
-	MOVQ step+64(FP), R8
+	MOVQ w+16(FP), CX
+	MOVQ stride+32(FP), R9
+	MOVQ panels+48(FP), R12
+	MOVQ near+56(FP), SI
+	MOVQ next+64(FP), DI
+	MOVQ step+72(FP), R8
 	LEAQ (R9)(R9*2), R10
 
 panel:
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	MOVB    begun+8(FP), BL
+	TESTB   BL, BL
+	JZ      begin
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -311,9 +381,11 @@ panel:
 	VMOVUPS 576(AX), Z9
 	VMOVUPS 640(AX), Z10
 	VMOVUPS 704(AX), Z11
-	MOVQ    pairs+32(FP), BX
-	MOVQ    x+16(FP), DX
-	LEAQ    (DX)(R9*4), R11
+
+begin:
+	MOVQ pairs+40(FP), BX
+	MOVQ x+24(FP), DX
+	LEAQ (DX)(R9*4), R11
 
 pair:
 	PREFETCHT0 (CX)(SI*1)
@@ -366,19 +438,36 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileDotsRows7(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+// func tileDotsRows7(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows7(SB), NOSPLIT, $0-72
+TEXT ·tileDotsRows7(SB), NOSPLIT, $0-80
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ stride+24(FP), R9
-	MOVQ panels+40(FP), R12
-	MOVQ near+48(FP), SI
-	MOVQ next+56(FP), DI
-	MOVQ step+64(FP), R8
+	MOVQ w+16(FP), CX
+	MOVQ stride+32(FP), R9
+	MOVQ panels+48(FP), R12
+	MOVQ near+56(FP), SI
+	MOVQ next+64(FP), DI
+	MOVQ step+72(FP), R8
 	LEAQ (R9)(R9*2), R10
 
 panel:
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	MOVB    begun+8(FP), BL
+	TESTB   BL, BL
+	JZ      begin
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -393,9 +482,11 @@ panel:
 	VMOVUPS 704(AX), Z11
 	VMOVUPS 768(AX), Z12
 	VMOVUPS 832(AX), Z13
-	MOVQ    pairs+32(FP), BX
-	MOVQ    x+16(FP), DX
-	LEAQ    (DX)(R9*4), R11
+
+begin:
+	MOVQ pairs+40(FP), BX
+	MOVQ x+24(FP), DX
+	LEAQ (DX)(R9*4), R11
 
 pair:
 	PREFETCHT0 (CX)(SI*1)
@@ -452,19 +543,38 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileDotsRows8(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+// func tileDotsRows8(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows8(SB), NOSPLIT, $0-72
+TEXT ·tileDotsRows8(SB), NOSPLIT, $0-80
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ stride+24(FP), R9
-	MOVQ panels+40(FP), R12
-	MOVQ near+48(FP), SI
-	MOVQ next+56(FP), DI
-	MOVQ step+64(FP), R8
+	MOVQ w+16(FP), CX
+	MOVQ stride+32(FP), R9
+	MOVQ panels+48(FP), R12
+	MOVQ near+56(FP), SI
+	MOVQ next+64(FP), DI
+	MOVQ step+72(FP), R8
 	LEAQ (R9)(R9*2), R10
 
 panel:
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+	MOVB    begun+8(FP), BL
+	TESTB   BL, BL
+	JZ      begin
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -481,9 +591,11 @@ panel:
 	VMOVUPS 832(AX), Z13
 	VMOVUPS 896(AX), Z14
 	VMOVUPS 960(AX), Z15
-	MOVQ    pairs+32(FP), BX
-	MOVQ    x+16(FP), DX
-	LEAQ    (DX)(R9*4), R11
+
+begin:
+	MOVQ pairs+40(FP), BX
+	MOVQ x+24(FP), DX
+	LEAQ (DX)(R9*4), R11
 
 pair:
 	PREFETCHT0 (CX)(SI*1)
@@ -544,19 +656,40 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileDotsRows9(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+// func tileDotsRows9(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows9(SB), NOSPLIT, $0-72
+TEXT ·tileDotsRows9(SB), NOSPLIT, $0-80
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ stride+24(FP), R9
-	MOVQ panels+40(FP), R12
-	MOVQ near+48(FP), SI
-	MOVQ next+56(FP), DI
-	MOVQ step+64(FP), R8
+	MOVQ w+16(FP), CX
+	MOVQ stride+32(FP), R9
+	MOVQ panels+48(FP), R12
+	MOVQ near+56(FP), SI
+	MOVQ next+64(FP), DI
+	MOVQ step+72(FP), R8
 	LEAQ (R9)(R9*2), R10
 
 panel:
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+	VPXORD  Z16, Z16, Z16
+	VPXORD  Z17, Z17, Z17
+	MOVB    begun+8(FP), BL
+	TESTB   BL, BL
+	JZ      begin
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -575,10 +708,12 @@ panel:
 	VMOVUPS 960(AX), Z15
 	VMOVUPS 1024(AX), Z16
 	VMOVUPS 1088(AX), Z17
-	MOVQ    pairs+32(FP), BX
-	MOVQ    x+16(FP), DX
-	LEAQ    (DX)(R9*4), R11
-	LEAQ    (R11)(R9*4), R13
+
+begin:
+	MOVQ pairs+40(FP), BX
+	MOVQ x+24(FP), DX
+	LEAQ (DX)(R9*4), R11
+	LEAQ (R11)(R9*4), R13
 
 pair:
 	PREFETCHT0 (CX)(SI*1)
@@ -648,19 +783,42 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileDotsRows10(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+// func tileDotsRows10(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows10(SB), NOSPLIT, $0-72
+TEXT ·tileDotsRows10(SB), NOSPLIT, $0-80
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ stride+24(FP), R9
-	MOVQ panels+40(FP), R12
-	MOVQ near+48(FP), SI
-	MOVQ next+56(FP), DI
-	MOVQ step+64(FP), R8
+	MOVQ w+16(FP), CX
+	MOVQ stride+32(FP), R9
+	MOVQ panels+48(FP), R12
+	MOVQ near+56(FP), SI
+	MOVQ next+64(FP), DI
+	MOVQ step+72(FP), R8
 	LEAQ (R9)(R9*2), R10
 
 panel:
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+	VPXORD  Z16, Z16, Z16
+	VPXORD  Z17, Z17, Z17
+	VPXORD  Z18, Z18, Z18
+	VPXORD  Z19, Z19, Z19
+	MOVB    begun+8(FP), BL
+	TESTB   BL, BL
+	JZ      begin
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -681,10 +839,12 @@ panel:
 	VMOVUPS 1088(AX), Z17
 	VMOVUPS 1152(AX), Z18
 	VMOVUPS 1216(AX), Z19
-	MOVQ    pairs+32(FP), BX
-	MOVQ    x+16(FP), DX
-	LEAQ    (DX)(R9*4), R11
-	LEAQ    (R11)(R9*4), R13
+
+begin:
+	MOVQ pairs+40(FP), BX
+	MOVQ x+24(FP), DX
+	LEAQ (DX)(R9*4), R11
+	LEAQ (R11)(R9*4), R13
 
 pair:
 	PREFETCHT0 (CX)(SI*1)
@@ -758,19 +918,44 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileDotsRows11(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+// func tileDotsRows11(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows11(SB), NOSPLIT, $0-72
+TEXT ·tileDotsRows11(SB), NOSPLIT, $0-80
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ stride+24(FP), R9
-	MOVQ panels+40(FP), R12
-	MOVQ near+48(FP), SI
-	MOVQ next+56(FP), DI
-	MOVQ step+64(FP), R8
+	MOVQ w+16(FP), CX
+	MOVQ stride+32(FP), R9
+	MOVQ panels+48(FP), R12
+	MOVQ near+56(FP), SI
+	MOVQ next+64(FP), DI
+	MOVQ step+72(FP), R8
 	LEAQ (R9)(R9*2), R10
 
 panel:
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+	VPXORD  Z16, Z16, Z16
+	VPXORD  Z17, Z17, Z17
+	VPXORD  Z18, Z18, Z18
+	VPXORD  Z19, Z19, Z19
+	VPXORD  Z20, Z20, Z20
+	VPXORD  Z21, Z21, Z21
+	MOVB    begun+8(FP), BL
+	TESTB   BL, BL
+	JZ      begin
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -793,10 +978,12 @@ panel:
 	VMOVUPS 1216(AX), Z19
 	VMOVUPS 1280(AX), Z20
 	VMOVUPS 1344(AX), Z21
-	MOVQ    pairs+32(FP), BX
-	MOVQ    x+16(FP), DX
-	LEAQ    (DX)(R9*4), R11
-	LEAQ    (R11)(R9*4), R13
+
+begin:
+	MOVQ pairs+40(FP), BX
+	MOVQ x+24(FP), DX
+	LEAQ (DX)(R9*4), R11
+	LEAQ (R11)(R9*4), R13
 
 pair:
 	PREFETCHT0 (CX)(SI*1)
@@ -874,19 +1061,46 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileDotsRows12(acc *float32, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
+// func tileDotsRows12(acc *float32, begun bool, w *byte, x *float32, stride int, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
-TEXT ·tileDotsRows12(SB), NOSPLIT, $0-72
+TEXT ·tileDotsRows12(SB), NOSPLIT, $0-80
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ stride+24(FP), R9
-	MOVQ panels+40(FP), R12
-	MOVQ near+48(FP), SI
-	MOVQ next+56(FP), DI
-	MOVQ step+64(FP), R8
+	MOVQ w+16(FP), CX
+	MOVQ stride+32(FP), R9
+	MOVQ panels+48(FP), R12
+	MOVQ near+56(FP), SI
+	MOVQ next+64(FP), DI
+	MOVQ step+72(FP), R8
 	LEAQ (R9)(R9*2), R10
 
 panel:
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+	VPXORD  Z16, Z16, Z16
+	VPXORD  Z17, Z17, Z17
+	VPXORD  Z18, Z18, Z18
+	VPXORD  Z19, Z19, Z19
+	VPXORD  Z20, Z20, Z20
+	VPXORD  Z21, Z21, Z21
+	VPXORD  Z22, Z22, Z22
+	VPXORD  Z23, Z23, Z23
+	MOVB    begun+8(FP), BL
+	TESTB   BL, BL
+	JZ      begin
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -911,10 +1125,12 @@ panel:
 	VMOVUPS 1344(AX), Z21
 	VMOVUPS 1408(AX), Z22
 	VMOVUPS 1472(AX), Z23
-	MOVQ    pairs+32(FP), BX
-	MOVQ    x+16(FP), DX
-	LEAQ    (DX)(R9*4), R11
-	LEAQ    (R11)(R9*4), R13
+
+begin:
+	MOVQ pairs+40(FP), BX
+	MOVQ x+24(FP), DX
+	LEAQ (DX)(R9*4), R11
+	LEAQ (R11)(R9*4), R13
 
 pair:
 	PREFETCHT0 (CX)(SI*1)

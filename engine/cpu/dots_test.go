@@ -96,13 +96,17 @@ func TestDotsAreGeneric(t *testing.T) {
 				}
 				want := randomGuarded(rng, panels*rows*panelOutputs, 1)
 				want.x[0] = 1e-39
+				begun := rng.IntN(2) == 0
+				if !begun {
+					fill(want.x, nan)
+				}
 				got := want.copy()
 				run := func(k *kernels, acc guarded) {
-					k.dots[rows-1](acc.first(), (*byte)(unsafe.Pointer(&w[0])), (*float32)(unsafe.Pointer(&x[0])), 4*stride, pairs, panels, 0, uintptr(unsafe.Pointer(&w[0])), 0)
+					k.dots[rows-1](acc.first(), begun, (*byte)(unsafe.Pointer(&w[0])), (*float32)(unsafe.Pointer(&x[0])), 4*stride, pairs, panels, 0, uintptr(unsafe.Pointer(&w[0])), 0)
 				}
 				run(generic, want)
 				run(k, got)
-				requireSame(t, want, got, "%d rows, %d pairs, %d panels", rows, pairs, panels)
+				requireSame(t, want, got, "%d rows, %d pairs, %d panels, begun %t", rows, pairs, panels, begun)
 			}
 		}
 	}

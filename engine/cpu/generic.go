@@ -39,7 +39,10 @@ func fmaOdd(p, z, s float64) float32 {
 func tilesGeneric(bytes int, tile func(rows int, acc *float32, w *byte, x *float32, pairs int)) (t [maxTileRows]tileKernel) {
 	for i := range t {
 		rows := i + 1
-		t[i] = func(acc *float32, w *byte, x *float32, pairs, panels, _ int, _ uintptr, _ int) {
+		t[i] = func(acc *float32, begun bool, w *byte, x *float32, pairs, panels, _ int, _ uintptr, _ int) {
+			if !begun {
+				clear(unsafe.Slice(acc, panels*rows*panelOutputs))
+			}
 			for p := range panels {
 				tile(rows, (*float32)(unsafe.Add(unsafe.Pointer(acc), 4*p*rows*panelOutputs)), (*byte)(unsafe.Add(unsafe.Pointer(w), p*pairs*bytes)), x, pairs)
 			}

@@ -8,7 +8,7 @@ type kernels struct {
 	lanes int  // float32 in a vector
 
 	// A tile kernel accumulates acc[r][o] += Σ x[i][r]·w[i][o] over pairs of
-	// inputs, for as many rows as its index plus one, and for all 32 outputs of
+	// inputs, from zero if it is not begun, for as many rows as its index plus one, and for all 32 outputs of
 	// panels that follow one another or for 16 of those of one: above fullRows rows,
 	// two calls make a panel. acc is [panels][rows][32], x is [inputs][rows], w points
 	// into a panel, whose pairs must be all of it if more follow. Meanwhile it
@@ -64,8 +64,8 @@ type epilogues struct {
 }
 
 type (
-	tileKernel func(acc *float32, w *byte, x *float32, pairs, panels, near int, next uintptr, step int)
-	dotKernel  func(acc *float32, w *byte, x *float32, stride, pairs, panels, near int, next uintptr, step int)
+	tileKernel func(acc *float32, begun bool, w *byte, x *float32, pairs, panels, near int, next uintptr, step int)
+	dotKernel  func(acc *float32, begun bool, w *byte, x *float32, stride, pairs, panels, near int, next uintptr, step int)
 )
 
 // fetch is how far ahead of their use weights are fetched by instruction, in

@@ -128,7 +128,6 @@ func (t *linearTask) work(worker int) {
 		}
 		for p0, p1 := t.shares.take(worker, panels); p0 < p1; p0, p1 = t.shares.take(worker, panels) {
 			tiles := t.b.tiles[worker][:(p1-p0)*rows*panelOutputs]
-			clear(tiles)
 			for pair := 0; pair < t.m.pairs; pair += block {
 				pairs := min(block, t.m.pairs-pair)
 				bytes := pairs * (t.m.stride / t.m.pairs)
@@ -147,13 +146,13 @@ func (t *linearTask) work(worker int) {
 						r0, r1 := t.group(g)
 						acc := unsafe.Pointer(&tiles[((p-p0)*rows+r0-first)*panelOutputs])
 						if t.dots {
-							t.b.kernels.dots[r1-r0-1]((*float32)(acc), (*byte)(w), &x[r0*t.words+pair], 4*t.words, pairs, min(together, p1-p), ahead.near, next, step)
+							t.b.kernels.dots[r1-r0-1]((*float32)(acc), pair > 0, (*byte)(w), &x[r0*t.words+pair], 4*t.words, pairs, min(together, p1-p), ahead.near, next, step)
 							next += uintptr(step * pairs)
 							continue
 						}
 						in := &x[r0*t.padded+2*pair*(r1-r0)]
 						for half := range t.calls(g) {
-							kernels[r1-r0-1]((*float32)(unsafe.Add(acc, half*lineBytes)), (*byte)(unsafe.Add(w, half*lineBytes)), in, pairs, min(together, p1-p), ahead.near, next, step)
+							kernels[r1-r0-1]((*float32)(unsafe.Add(acc, half*lineBytes)), pair > 0, (*byte)(unsafe.Add(w, half*lineBytes)), in, pairs, min(together, p1-p), ahead.near, next, step)
 							next += uintptr(step * pairs)
 						}
 					}

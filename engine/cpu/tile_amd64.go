@@ -5,109 +5,109 @@
 package cpu
 
 //go:noescape
-func tileBF16AVX2Rows1(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX2Rows1(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileBF16AVX2Rows2(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX2Rows2(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileBF16AVX2Rows3(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX2Rows3(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileBF16AVX2Rows4(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX2Rows4(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileBF16AVX2Rows5(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX2Rows5(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileBF16AVX2Rows6(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX2Rows6(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileBF16AVX512Rows1(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX512Rows1(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileBF16AVX512Rows2(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX512Rows2(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileBF16AVX512Rows3(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX512Rows3(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileBF16AVX512Rows4(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX512Rows4(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileBF16AVX512Rows5(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX512Rows5(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileBF16AVX512Rows6(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX512Rows6(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileBF16AVX512Rows7(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX512Rows7(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileBF16AVX512Rows8(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX512Rows8(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileBF16AVX512Rows9(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX512Rows9(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileBF16AVX512Rows10(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX512Rows10(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileBF16AVX512Rows11(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX512Rows11(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileBF16AVX512Rows12(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileBF16AVX512Rows12(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX2Rows1(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX2Rows1(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX2Rows2(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX2Rows2(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX2Rows3(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX2Rows3(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX2Rows4(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX2Rows4(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX2Rows5(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX2Rows5(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX2Rows6(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX2Rows6(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX512Rows1(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX512Rows1(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX512Rows2(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX512Rows2(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX512Rows3(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX512Rows3(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX512Rows4(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX512Rows4(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX512Rows5(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX512Rows5(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX512Rows6(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX512Rows6(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX512Rows7(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX512Rows7(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX512Rows8(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX512Rows8(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX512Rows9(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX512Rows9(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX512Rows10(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX512Rows10(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX512Rows11(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX512Rows11(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
-func tileF32AVX512Rows12(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+func tileF32AVX512Rows12(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)

@@ -4,22 +4,29 @@
 
 #include "textflag.h"
 
-// func tileBF16AVX2Rows1(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX2Rows1(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·tileBF16AVX2Rows1(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX2Rows1(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VMOVD        DI, X0
 	VPBROADCASTD X0, Y0
-	MOVQ         panels+32(FP), DI
+	MOVQ         panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXOR   Y1, Y1, Y1
+	VPXOR   Y2, Y2, Y2
+	VPXOR   Y3, Y3, Y3
+	VPXOR   Y4, Y4, Y4
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Y1
 	VMOVUPS 32(AX), Y2
 	VMOVUPS 64(AX), Y3
@@ -67,22 +74,33 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX2Rows2(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX2Rows2(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·tileBF16AVX2Rows2(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX2Rows2(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VMOVD        DI, X0
 	VPBROADCASTD X0, Y0
-	MOVQ         panels+32(FP), DI
+	MOVQ         panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXOR   Y1, Y1, Y1
+	VPXOR   Y2, Y2, Y2
+	VPXOR   Y3, Y3, Y3
+	VPXOR   Y4, Y4, Y4
+	VPXOR   Y5, Y5, Y5
+	VPXOR   Y6, Y6, Y6
+	VPXOR   Y7, Y7, Y7
+	VPXOR   Y8, Y8, Y8
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Y1
 	VMOVUPS 32(AX), Y2
 	VMOVUPS 64(AX), Y3
@@ -148,19 +166,28 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX2Rows3(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX2Rows3(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·tileBF16AVX2Rows3(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX2Rows3(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VMOVD        DI, X0
 	VPBROADCASTD X0, Y0
-	MOVQ         x+16(FP), DI
-	MOVQ         pairs+24(FP), R8
+	MOVQ         x+24(FP), DI
+	MOVQ         pairs+32(FP), R8
+	MOVB         begun+8(FP), R9
+	VPXOR        Y1, Y1, Y1
+	VPXOR        Y2, Y2, Y2
+	VPXOR        Y3, Y3, Y3
+	VPXOR        Y4, Y4, Y4
+	VPXOR        Y5, Y5, Y5
+	VPXOR        Y6, Y6, Y6
+	TESTB        R9, R9
+	JZ           pair
 	VMOVUPS      (AX), Y1
 	VMOVUPS      32(AX), Y2
 	VMOVUPS      128(AX), Y3
@@ -209,19 +236,30 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX2Rows4(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX2Rows4(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·tileBF16AVX2Rows4(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX2Rows4(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VMOVD        DI, X0
 	VPBROADCASTD X0, Y0
-	MOVQ         x+16(FP), DI
-	MOVQ         pairs+24(FP), R8
+	MOVQ         x+24(FP), DI
+	MOVQ         pairs+32(FP), R8
+	MOVB         begun+8(FP), R9
+	VPXOR        Y1, Y1, Y1
+	VPXOR        Y2, Y2, Y2
+	VPXOR        Y3, Y3, Y3
+	VPXOR        Y4, Y4, Y4
+	VPXOR        Y5, Y5, Y5
+	VPXOR        Y6, Y6, Y6
+	VPXOR        Y7, Y7, Y7
+	VPXOR        Y8, Y8, Y8
+	TESTB        R9, R9
+	JZ           pair
 	VMOVUPS      (AX), Y1
 	VMOVUPS      32(AX), Y2
 	VMOVUPS      128(AX), Y3
@@ -280,19 +318,32 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX2Rows5(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX2Rows5(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·tileBF16AVX2Rows5(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX2Rows5(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VMOVD        DI, X0
 	VPBROADCASTD X0, Y0
-	MOVQ         x+16(FP), DI
-	MOVQ         pairs+24(FP), R8
+	MOVQ         x+24(FP), DI
+	MOVQ         pairs+32(FP), R8
+	MOVB         begun+8(FP), R9
+	VPXOR        Y1, Y1, Y1
+	VPXOR        Y2, Y2, Y2
+	VPXOR        Y3, Y3, Y3
+	VPXOR        Y4, Y4, Y4
+	VPXOR        Y5, Y5, Y5
+	VPXOR        Y6, Y6, Y6
+	VPXOR        Y7, Y7, Y7
+	VPXOR        Y8, Y8, Y8
+	VPXOR        Y9, Y9, Y9
+	VPXOR        Y10, Y10, Y10
+	TESTB        R9, R9
+	JZ           pair
 	VMOVUPS      (AX), Y1
 	VMOVUPS      32(AX), Y2
 	VMOVUPS      128(AX), Y3
@@ -361,19 +412,34 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX2Rows6(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX2Rows6(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·tileBF16AVX2Rows6(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX2Rows6(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VMOVD        DI, X0
 	VPBROADCASTD X0, Y0
-	MOVQ         x+16(FP), DI
-	MOVQ         pairs+24(FP), R8
+	MOVQ         x+24(FP), DI
+	MOVQ         pairs+32(FP), R8
+	MOVB         begun+8(FP), R9
+	VPXOR        Y1, Y1, Y1
+	VPXOR        Y2, Y2, Y2
+	VPXOR        Y3, Y3, Y3
+	VPXOR        Y4, Y4, Y4
+	VPXOR        Y5, Y5, Y5
+	VPXOR        Y6, Y6, Y6
+	VPXOR        Y7, Y7, Y7
+	VPXOR        Y8, Y8, Y8
+	VPXOR        Y9, Y9, Y9
+	VPXOR        Y10, Y10, Y10
+	VPXOR        Y11, Y11, Y11
+	VPXOR        Y12, Y12, Y12
+	TESTB        R9, R9
+	JZ           pair
 	VMOVUPS      (AX), Y1
 	VMOVUPS      32(AX), Y2
 	VMOVUPS      128(AX), Y3
@@ -452,21 +518,26 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows1(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows1(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows1(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX512Rows1(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VPBROADCASTD DI, Z0
-	MOVQ         panels+32(FP), DI
+	MOVQ         panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z1
 	VMOVUPS 64(AX), Z2
 
@@ -500,21 +571,28 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows2(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows2(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows2(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX512Rows2(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VPBROADCASTD DI, Z0
-	MOVQ         panels+32(FP), DI
+	MOVQ         panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z1
 	VMOVUPS 64(AX), Z2
 	VMOVUPS 128(AX), Z3
@@ -558,21 +636,30 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows3(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows3(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows3(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX512Rows3(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VPBROADCASTD DI, Z0
-	MOVQ         panels+32(FP), DI
+	MOVQ         panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z1
 	VMOVUPS 64(AX), Z2
 	VMOVUPS 128(AX), Z3
@@ -622,21 +709,32 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows4(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows4(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows4(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX512Rows4(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VPBROADCASTD DI, Z0
-	MOVQ         panels+32(FP), DI
+	MOVQ         panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z1
 	VMOVUPS 64(AX), Z2
 	VMOVUPS 128(AX), Z3
@@ -694,21 +792,34 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows5(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows5(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows5(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX512Rows5(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VPBROADCASTD DI, Z0
-	MOVQ         panels+32(FP), DI
+	MOVQ         panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z1
 	VMOVUPS 64(AX), Z2
 	VMOVUPS 128(AX), Z3
@@ -776,21 +887,36 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows6(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows6(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows6(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX512Rows6(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VPBROADCASTD DI, Z0
-	MOVQ         panels+32(FP), DI
+	MOVQ         panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z1
 	VMOVUPS 64(AX), Z2
 	VMOVUPS 128(AX), Z3
@@ -866,21 +992,38 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows7(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows7(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows7(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX512Rows7(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VPBROADCASTD DI, Z0
-	MOVQ         panels+32(FP), DI
+	MOVQ         panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z1
 	VMOVUPS 64(AX), Z2
 	VMOVUPS 128(AX), Z3
@@ -966,21 +1109,40 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows8(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows8(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows8(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX512Rows8(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VPBROADCASTD DI, Z0
-	MOVQ         panels+32(FP), DI
+	MOVQ         panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+	VPXORD  Z16, Z16, Z16
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z1
 	VMOVUPS 64(AX), Z2
 	VMOVUPS 128(AX), Z3
@@ -1074,21 +1236,42 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows9(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows9(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows9(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX512Rows9(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VPBROADCASTD DI, Z0
-	MOVQ         panels+32(FP), DI
+	MOVQ         panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+	VPXORD  Z16, Z16, Z16
+	VPXORD  Z17, Z17, Z17
+	VPXORD  Z18, Z18, Z18
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z1
 	VMOVUPS 64(AX), Z2
 	VMOVUPS 128(AX), Z3
@@ -1192,21 +1375,44 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows10(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows10(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows10(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX512Rows10(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VPBROADCASTD DI, Z0
-	MOVQ         panels+32(FP), DI
+	MOVQ         panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+	VPXORD  Z16, Z16, Z16
+	VPXORD  Z17, Z17, Z17
+	VPXORD  Z18, Z18, Z18
+	VPXORD  Z19, Z19, Z19
+	VPXORD  Z20, Z20, Z20
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z1
 	VMOVUPS 64(AX), Z2
 	VMOVUPS 128(AX), Z3
@@ -1318,21 +1524,46 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows11(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows11(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows11(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX512Rows11(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VPBROADCASTD DI, Z0
-	MOVQ         panels+32(FP), DI
+	MOVQ         panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+	VPXORD  Z16, Z16, Z16
+	VPXORD  Z17, Z17, Z17
+	VPXORD  Z18, Z18, Z18
+	VPXORD  Z19, Z19, Z19
+	VPXORD  Z20, Z20, Z20
+	VPXORD  Z21, Z21, Z21
+	VPXORD  Z22, Z22, Z22
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z1
 	VMOVUPS 64(AX), Z2
 	VMOVUPS 128(AX), Z3
@@ -1454,21 +1685,48 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileBF16AVX512Rows12(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileBF16AVX512Rows12(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileBF16AVX512Rows12(SB), NOSPLIT, $0-64
+TEXT ·tileBF16AVX512Rows12(SB), NOSPLIT, $0-72
 	MOVQ         acc+0(FP), AX
-	MOVQ         w+8(FP), CX
-	MOVQ         near+40(FP), DX
-	MOVQ         next+48(FP), BX
-	MOVQ         step+56(FP), SI
+	MOVQ         w+16(FP), CX
+	MOVQ         near+48(FP), DX
+	MOVQ         next+56(FP), BX
+	MOVQ         step+64(FP), SI
 	MOVL         $0xffff0000, DI
 	VPBROADCASTD DI, Z0
-	MOVQ         panels+32(FP), DI
+	MOVQ         panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+	VPXORD  Z16, Z16, Z16
+	VPXORD  Z17, Z17, Z17
+	VPXORD  Z18, Z18, Z18
+	VPXORD  Z19, Z19, Z19
+	VPXORD  Z20, Z20, Z20
+	VPXORD  Z21, Z21, Z21
+	VPXORD  Z22, Z22, Z22
+	VPXORD  Z23, Z23, Z23
+	VPXORD  Z24, Z24, Z24
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z1
 	VMOVUPS 64(AX), Z2
 	VMOVUPS 128(AX), Z3
@@ -1598,19 +1856,26 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX2Rows1(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
-// Requires: AVX, FMA3, MMX+
-TEXT ·tileF32AVX2Rows1(SB), NOSPLIT, $0-64
+// func tileF32AVX2Rows1(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·tileF32AVX2Rows1(SB), NOSPLIT, $0-72
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ near+40(FP), DX
-	MOVQ next+48(FP), BX
-	MOVQ step+56(FP), SI
-	MOVQ panels+32(FP), DI
+	MOVQ w+16(FP), CX
+	MOVQ near+48(FP), DX
+	MOVQ next+56(FP), BX
+	MOVQ step+64(FP), SI
+	MOVQ panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXOR   Y0, Y0, Y0
+	VPXOR   Y1, Y1, Y1
+	VPXOR   Y2, Y2, Y2
+	VPXOR   Y3, Y3, Y3
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 64(AX), Y2
@@ -1658,19 +1923,30 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX2Rows2(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
-// Requires: AVX, FMA3, MMX+
-TEXT ·tileF32AVX2Rows2(SB), NOSPLIT, $0-64
+// func tileF32AVX2Rows2(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·tileF32AVX2Rows2(SB), NOSPLIT, $0-72
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ near+40(FP), DX
-	MOVQ next+48(FP), BX
-	MOVQ step+56(FP), SI
-	MOVQ panels+32(FP), DI
+	MOVQ w+16(FP), CX
+	MOVQ near+48(FP), DX
+	MOVQ next+56(FP), BX
+	MOVQ step+64(FP), SI
+	MOVQ panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXOR   Y0, Y0, Y0
+	VPXOR   Y1, Y1, Y1
+	VPXOR   Y2, Y2, Y2
+	VPXOR   Y3, Y3, Y3
+	VPXOR   Y4, Y4, Y4
+	VPXOR   Y5, Y5, Y5
+	VPXOR   Y6, Y6, Y6
+	VPXOR   Y7, Y7, Y7
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 64(AX), Y2
@@ -1736,16 +2012,25 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX2Rows3(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
-// Requires: AVX, FMA3, MMX+
-TEXT ·tileF32AVX2Rows3(SB), NOSPLIT, $0-64
+// func tileF32AVX2Rows3(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·tileF32AVX2Rows3(SB), NOSPLIT, $0-72
 	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    near+40(FP), DX
-	MOVQ    next+48(FP), BX
-	MOVQ    step+56(FP), SI
-	MOVQ    x+16(FP), DI
-	MOVQ    pairs+24(FP), R8
+	MOVQ    w+16(FP), CX
+	MOVQ    near+48(FP), DX
+	MOVQ    next+56(FP), BX
+	MOVQ    step+64(FP), SI
+	MOVQ    x+24(FP), DI
+	MOVQ    pairs+32(FP), R8
+	MOVB    begun+8(FP), R9
+	VPXOR   Y0, Y0, Y0
+	VPXOR   Y1, Y1, Y1
+	VPXOR   Y2, Y2, Y2
+	VPXOR   Y3, Y3, Y3
+	VPXOR   Y4, Y4, Y4
+	VPXOR   Y5, Y5, Y5
+	TESTB   R9, R9
+	JZ      pair
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 128(AX), Y2
@@ -1794,16 +2079,27 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX2Rows4(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
-// Requires: AVX, FMA3, MMX+
-TEXT ·tileF32AVX2Rows4(SB), NOSPLIT, $0-64
+// func tileF32AVX2Rows4(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·tileF32AVX2Rows4(SB), NOSPLIT, $0-72
 	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    near+40(FP), DX
-	MOVQ    next+48(FP), BX
-	MOVQ    step+56(FP), SI
-	MOVQ    x+16(FP), DI
-	MOVQ    pairs+24(FP), R8
+	MOVQ    w+16(FP), CX
+	MOVQ    near+48(FP), DX
+	MOVQ    next+56(FP), BX
+	MOVQ    step+64(FP), SI
+	MOVQ    x+24(FP), DI
+	MOVQ    pairs+32(FP), R8
+	MOVB    begun+8(FP), R9
+	VPXOR   Y0, Y0, Y0
+	VPXOR   Y1, Y1, Y1
+	VPXOR   Y2, Y2, Y2
+	VPXOR   Y3, Y3, Y3
+	VPXOR   Y4, Y4, Y4
+	VPXOR   Y5, Y5, Y5
+	VPXOR   Y6, Y6, Y6
+	VPXOR   Y7, Y7, Y7
+	TESTB   R9, R9
+	JZ      pair
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 128(AX), Y2
@@ -1862,16 +2158,29 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX2Rows5(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
-// Requires: AVX, FMA3, MMX+
-TEXT ·tileF32AVX2Rows5(SB), NOSPLIT, $0-64
+// func tileF32AVX2Rows5(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·tileF32AVX2Rows5(SB), NOSPLIT, $0-72
 	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    near+40(FP), DX
-	MOVQ    next+48(FP), BX
-	MOVQ    step+56(FP), SI
-	MOVQ    x+16(FP), DI
-	MOVQ    pairs+24(FP), R8
+	MOVQ    w+16(FP), CX
+	MOVQ    near+48(FP), DX
+	MOVQ    next+56(FP), BX
+	MOVQ    step+64(FP), SI
+	MOVQ    x+24(FP), DI
+	MOVQ    pairs+32(FP), R8
+	MOVB    begun+8(FP), R9
+	VPXOR   Y0, Y0, Y0
+	VPXOR   Y1, Y1, Y1
+	VPXOR   Y2, Y2, Y2
+	VPXOR   Y3, Y3, Y3
+	VPXOR   Y4, Y4, Y4
+	VPXOR   Y5, Y5, Y5
+	VPXOR   Y6, Y6, Y6
+	VPXOR   Y7, Y7, Y7
+	VPXOR   Y8, Y8, Y8
+	VPXOR   Y9, Y9, Y9
+	TESTB   R9, R9
+	JZ      pair
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 128(AX), Y2
@@ -1940,16 +2249,31 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX2Rows6(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
-// Requires: AVX, FMA3, MMX+
-TEXT ·tileF32AVX2Rows6(SB), NOSPLIT, $0-64
+// func tileF32AVX2Rows6(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·tileF32AVX2Rows6(SB), NOSPLIT, $0-72
 	MOVQ    acc+0(FP), AX
-	MOVQ    w+8(FP), CX
-	MOVQ    near+40(FP), DX
-	MOVQ    next+48(FP), BX
-	MOVQ    step+56(FP), SI
-	MOVQ    x+16(FP), DI
-	MOVQ    pairs+24(FP), R8
+	MOVQ    w+16(FP), CX
+	MOVQ    near+48(FP), DX
+	MOVQ    next+56(FP), BX
+	MOVQ    step+64(FP), SI
+	MOVQ    x+24(FP), DI
+	MOVQ    pairs+32(FP), R8
+	MOVB    begun+8(FP), R9
+	VPXOR   Y0, Y0, Y0
+	VPXOR   Y1, Y1, Y1
+	VPXOR   Y2, Y2, Y2
+	VPXOR   Y3, Y3, Y3
+	VPXOR   Y4, Y4, Y4
+	VPXOR   Y5, Y5, Y5
+	VPXOR   Y6, Y6, Y6
+	VPXOR   Y7, Y7, Y7
+	VPXOR   Y8, Y8, Y8
+	VPXOR   Y9, Y9, Y9
+	VPXOR   Y10, Y10, Y10
+	VPXOR   Y11, Y11, Y11
+	TESTB   R9, R9
+	JZ      pair
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 128(AX), Y2
@@ -2028,19 +2352,24 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows1(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileF32AVX512Rows1(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows1(SB), NOSPLIT, $0-64
+TEXT ·tileF32AVX512Rows1(SB), NOSPLIT, $0-72
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ near+40(FP), DX
-	MOVQ next+48(FP), BX
-	MOVQ step+56(FP), SI
-	MOVQ panels+32(FP), DI
+	MOVQ w+16(FP), CX
+	MOVQ near+48(FP), DX
+	MOVQ next+56(FP), BX
+	MOVQ step+64(FP), SI
+	MOVQ panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 
@@ -2076,19 +2405,26 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows2(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileF32AVX512Rows2(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows2(SB), NOSPLIT, $0-64
+TEXT ·tileF32AVX512Rows2(SB), NOSPLIT, $0-72
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ near+40(FP), DX
-	MOVQ next+48(FP), BX
-	MOVQ step+56(FP), SI
-	MOVQ panels+32(FP), DI
+	MOVQ w+16(FP), CX
+	MOVQ near+48(FP), DX
+	MOVQ next+56(FP), BX
+	MOVQ step+64(FP), SI
+	MOVQ panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2134,19 +2470,28 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows3(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileF32AVX512Rows3(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows3(SB), NOSPLIT, $0-64
+TEXT ·tileF32AVX512Rows3(SB), NOSPLIT, $0-72
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ near+40(FP), DX
-	MOVQ next+48(FP), BX
-	MOVQ step+56(FP), SI
-	MOVQ panels+32(FP), DI
+	MOVQ w+16(FP), CX
+	MOVQ near+48(FP), DX
+	MOVQ next+56(FP), BX
+	MOVQ step+64(FP), SI
+	MOVQ panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2200,19 +2545,30 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows4(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileF32AVX512Rows4(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows4(SB), NOSPLIT, $0-64
+TEXT ·tileF32AVX512Rows4(SB), NOSPLIT, $0-72
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ near+40(FP), DX
-	MOVQ next+48(FP), BX
-	MOVQ step+56(FP), SI
-	MOVQ panels+32(FP), DI
+	MOVQ w+16(FP), CX
+	MOVQ near+48(FP), DX
+	MOVQ next+56(FP), BX
+	MOVQ step+64(FP), SI
+	MOVQ panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2274,19 +2630,32 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows5(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileF32AVX512Rows5(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows5(SB), NOSPLIT, $0-64
+TEXT ·tileF32AVX512Rows5(SB), NOSPLIT, $0-72
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ near+40(FP), DX
-	MOVQ next+48(FP), BX
-	MOVQ step+56(FP), SI
-	MOVQ panels+32(FP), DI
+	MOVQ w+16(FP), CX
+	MOVQ near+48(FP), DX
+	MOVQ next+56(FP), BX
+	MOVQ step+64(FP), SI
+	MOVQ panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2358,19 +2727,34 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows6(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileF32AVX512Rows6(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows6(SB), NOSPLIT, $0-64
+TEXT ·tileF32AVX512Rows6(SB), NOSPLIT, $0-72
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ near+40(FP), DX
-	MOVQ next+48(FP), BX
-	MOVQ step+56(FP), SI
-	MOVQ panels+32(FP), DI
+	MOVQ w+16(FP), CX
+	MOVQ near+48(FP), DX
+	MOVQ next+56(FP), BX
+	MOVQ step+64(FP), SI
+	MOVQ panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2450,19 +2834,36 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows7(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileF32AVX512Rows7(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows7(SB), NOSPLIT, $0-64
+TEXT ·tileF32AVX512Rows7(SB), NOSPLIT, $0-72
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ near+40(FP), DX
-	MOVQ next+48(FP), BX
-	MOVQ step+56(FP), SI
-	MOVQ panels+32(FP), DI
+	MOVQ w+16(FP), CX
+	MOVQ near+48(FP), DX
+	MOVQ next+56(FP), BX
+	MOVQ step+64(FP), SI
+	MOVQ panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2552,19 +2953,38 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows8(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileF32AVX512Rows8(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows8(SB), NOSPLIT, $0-64
+TEXT ·tileF32AVX512Rows8(SB), NOSPLIT, $0-72
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ near+40(FP), DX
-	MOVQ next+48(FP), BX
-	MOVQ step+56(FP), SI
-	MOVQ panels+32(FP), DI
+	MOVQ w+16(FP), CX
+	MOVQ near+48(FP), DX
+	MOVQ next+56(FP), BX
+	MOVQ step+64(FP), SI
+	MOVQ panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2662,19 +3082,40 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows9(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileF32AVX512Rows9(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows9(SB), NOSPLIT, $0-64
+TEXT ·tileF32AVX512Rows9(SB), NOSPLIT, $0-72
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ near+40(FP), DX
-	MOVQ next+48(FP), BX
-	MOVQ step+56(FP), SI
-	MOVQ panels+32(FP), DI
+	MOVQ w+16(FP), CX
+	MOVQ near+48(FP), DX
+	MOVQ next+56(FP), BX
+	MOVQ step+64(FP), SI
+	MOVQ panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+	VPXORD  Z16, Z16, Z16
+	VPXORD  Z17, Z17, Z17
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2782,19 +3223,42 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows10(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileF32AVX512Rows10(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows10(SB), NOSPLIT, $0-64
+TEXT ·tileF32AVX512Rows10(SB), NOSPLIT, $0-72
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ near+40(FP), DX
-	MOVQ next+48(FP), BX
-	MOVQ step+56(FP), SI
-	MOVQ panels+32(FP), DI
+	MOVQ w+16(FP), CX
+	MOVQ near+48(FP), DX
+	MOVQ next+56(FP), BX
+	MOVQ step+64(FP), SI
+	MOVQ panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+	VPXORD  Z16, Z16, Z16
+	VPXORD  Z17, Z17, Z17
+	VPXORD  Z18, Z18, Z18
+	VPXORD  Z19, Z19, Z19
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -2910,19 +3374,44 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows11(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileF32AVX512Rows11(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows11(SB), NOSPLIT, $0-64
+TEXT ·tileF32AVX512Rows11(SB), NOSPLIT, $0-72
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ near+40(FP), DX
-	MOVQ next+48(FP), BX
-	MOVQ step+56(FP), SI
-	MOVQ panels+32(FP), DI
+	MOVQ w+16(FP), CX
+	MOVQ near+48(FP), DX
+	MOVQ next+56(FP), BX
+	MOVQ step+64(FP), SI
+	MOVQ panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+	VPXORD  Z16, Z16, Z16
+	VPXORD  Z17, Z17, Z17
+	VPXORD  Z18, Z18, Z18
+	VPXORD  Z19, Z19, Z19
+	VPXORD  Z20, Z20, Z20
+	VPXORD  Z21, Z21, Z21
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -3048,19 +3537,46 @@ pair:
 	VZEROUPPER
 	RET
 
-// func tileF32AVX512Rows12(acc *float32, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+// func tileF32AVX512Rows12(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tileF32AVX512Rows12(SB), NOSPLIT, $0-64
+TEXT ·tileF32AVX512Rows12(SB), NOSPLIT, $0-72
 	MOVQ acc+0(FP), AX
-	MOVQ w+8(FP), CX
-	MOVQ near+40(FP), DX
-	MOVQ next+48(FP), BX
-	MOVQ step+56(FP), SI
-	MOVQ panels+32(FP), DI
+	MOVQ w+16(FP), CX
+	MOVQ near+48(FP), DX
+	MOVQ next+56(FP), BX
+	MOVQ step+64(FP), SI
+	MOVQ panels+40(FP), DI
 
 panel:
-	MOVQ    x+16(FP), R8
-	MOVQ    pairs+24(FP), R9
+	MOVQ    x+24(FP), R8
+	MOVQ    pairs+32(FP), R9
+	MOVB    begun+8(FP), R10
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+	VPXORD  Z16, Z16, Z16
+	VPXORD  Z17, Z17, Z17
+	VPXORD  Z18, Z18, Z18
+	VPXORD  Z19, Z19, Z19
+	VPXORD  Z20, Z20, Z20
+	VPXORD  Z21, Z21, Z21
+	VPXORD  Z22, Z22, Z22
+	VPXORD  Z23, Z23, Z23
+	TESTB   R10, R10
+	JZ      pair
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2

@@ -73,7 +73,7 @@ func inRow(bases []gp, stride, stride3 gp, r, disp int) rm {
 // each instruction. The inputs of a row lie together, so four rows share a pointer.
 func tile(rows int) {
 	text(fmt.Sprintf("tileDotsRows%d", rows),
-		"func(acc *float32, w *byte, x *float32, stride, pairs, panels, near int, next uintptr, step int)")
+		"func(acc *float32, begun bool, w *byte, x *float32, stride, pairs, panels, near int, next uintptr, step int)")
 	const acc, w, pairs, panels, near, next, step, stride, stride3 = rax, rcx, rbx, r12, rsi, rdi, r8, r9, r10
 	inputs := []gp{rdx, r11, r13}
 	for _, p := range []struct {
@@ -90,11 +90,18 @@ func tile(rows int) {
 	}
 
 	Label("panel")
+	for i := range rows * columns {
+		VPXORD(vector[i], vector[i], vector[i])
+	}
+	Load(Param("begun"), reg.BL)
+	TESTB(reg.BL, reg.BL)
+	JZ(LabelRef("begin"))
 	for r := range rows {
 		for c := range columns {
 			VMOVUPS(place(r, c), vector[sum(r, c)])
 		}
 	}
+	Label("begin")
 	Load(Param("pairs"), general[pairs])
 	Load(Param("x"), general[inputs[0]])
 	for i := 1; 4*i < rows; i++ {

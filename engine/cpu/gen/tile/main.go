@@ -42,7 +42,7 @@ func tile(isa simd.ISA, rows, width int, f32 bool) {
 		dtype, pairBytes = "F32", panel*2*4
 	}
 	TEXT(fmt.Sprintf("tile%s%sRows%d", dtype, isa.Name, rows), NOSPLIT,
-		"func(acc *float32, w *byte, x *float32, pairs, panels, near int, next uintptr, step int)")
+		"func(acc *float32, begun bool, w *byte, x *float32, pairs, panels, near int, next uintptr, step int)")
 	Pragma("noescape")
 	acc, w := Load(Param("acc"), GP64()), Load(Param("w"), GP64())
 	near, next, step := Load(Param("near"), GP64()), Load(Param("next"), GP64()), Load(Param("step"), GP64())
@@ -66,14 +66,23 @@ func tile(isa simd.ISA, rows, width int, f32 bool) {
 		Label("panel")
 	}
 	x, pairs := Load(Param("x"), GP64()), Load(Param("pairs"), GP64())
+	begun := Load(Param("begun"), GP8())
 	sums := make([][]reg.VecVirtual, rows)
-	for r := range sums {
-		for c := range columns {
-			v := isa.Vec()
-			VMOVUPS(place(r, c), v)
-			sums[r] = append(sums[r], v)
+	each := func(f func(v reg.VecVirtual, m Mem)) {
+		for r := range sums {
+			for c, v := range sums[r] {
+				f(v, place(r, c))
+			}
 		}
 	}
+	for r := range sums {
+		for range columns {
+			sums[r] = append(sums[r], isa.Zero())
+		}
+	}
+	TESTB(begun, begun)
+	JZ(LabelRef("pair"))
+	each(func(v reg.VecVirtual, m Mem) { VMOVUPS(m, v) })
 	lineGap := 64 * panel / width // the other half of a panel lies between
 	Label("pair")
 	for line := 0; line < pairBytes; line += lineGap {
@@ -90,11 +99,7 @@ func tile(isa simd.ISA, rows, width int, f32 bool) {
 	ADDQ(step, next)
 	DECQ(pairs)
 	JNZ(LabelRef("pair"))
-	for r := range sums {
-		for c, v := range sums[r] {
-			VMOVUPS(v, place(r, c))
-		}
-	}
+	each(func(v reg.VecVirtual, m Mem) { VMOVUPS(v, m) })
 	if panels != nil {
 		ADDQ(U32(uint32(4*rows*panel)), acc)
 		DECQ(panels)
