@@ -171,6 +171,7 @@ const (
 type LinearOptions struct {
 	Norm     *Norm // applied to the input first; nil for none
 	Epilogue Epilogue
+	Next     Matrix // see Backend.Linear
 }
 
 // Attention is one softmax attention layer.
@@ -183,7 +184,8 @@ type Attention struct {
 	Rope    Rope
 	QNorm   *Norm // per head, before the rotation; nil for none
 	KNorm   *Norm
-	Gated   bool // queries carry an output gate, see Backend.Attention
+	Gated   bool   // queries carry an output gate, see Backend.Attention
+	Next    Matrix // see Backend.Linear
 }
 
 // GatedDelta is one gated delta rule layer; its shape is the state's DeltaSpec.
@@ -193,6 +195,7 @@ type GatedDelta struct {
 	ALog   Vector // [ValueHeads]
 	DTBias Vector // [ValueHeads]
 	Norm   Norm   // over ValueDim, shared by the heads
+	Next   Matrix // see Backend.Linear
 }
 
 // Row is one sequence's share of a step: Count tokens at the positions
@@ -256,6 +259,9 @@ type Backend interface {
 	Embed(dst Buffer, table Matrix)
 	// Linear applies w to src[0:n]. dst and src are distinct, except that the
 	// epilogue Add reads and writes dst.
+	// Next is the matrix that will be applied to dst, without a norm, if no other op
+	// reads dst: what Linear rounds its inputs to may then be all that dst holds.
+	// It changes no result.
 	Linear(dst, src Buffer, n int, w Matrix, opt LinearOptions)
 	// Attention normalises, rotates and caches the keys of the step, caches its
 	// values, and attends causally within each sequence.

@@ -171,6 +171,7 @@ func (b *Backend) Attention(dst, qkv backend.Buffer, a *backend.Attention, cache
 			panic(fmt.Sprintf("cpu: row %d ends at position %d, with %d KV blocks and a rope of %d positions", i, end, len(r.Blocks), t.rope.positions))
 		}
 	}
+	b.begin(t.dst, a.Heads*a.HeadDim, a.HeadDim, a.Next)
 	if len(b.step.Rows) == 0 {
 		return
 	}
@@ -514,11 +515,12 @@ func (t *attentionTask) finish(w *attentionWorker, u *unit) {
 	dim := t.a.HeadDim
 	for r := range u.queries {
 		token, head := t.place(u, r)
-		out := t.dst.row(token)[head*dim:][:dim]
+		out := w.heads[:dim]
 		t.k.collect(&out[0], &w.acc.acc[r*chunkDims], u.queries*chunkDims, dim, 1/w.acc.sum[r])
 		if t.a.Gated {
 			g := t.in.row(token)[head*t.queryStride+dim:][:dim]
 			t.k.gate(&out[0], &g[0], dim)
 		}
+		t.b.store(t.dst, token, head*dim, out)
 	}
 }

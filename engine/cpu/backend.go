@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"fmt"
+	"math"
 	"runtime"
 
 	"github.com/batchproof/batchproof/engine/backend"
@@ -32,6 +33,7 @@ type Backend struct {
 	packed     []float32   // the input of Linear, packed for the kernels
 	packedRows [][]float32 // the same for one worker, when that is cheaper than to share
 	tiles      [][]float32 // accumulators of each worker
+	results    [][]float32 // of some panels and one token, before they are rounded
 }
 
 var _ backend.Backend = (*Backend)(nil)
@@ -69,8 +71,13 @@ func New(opt Options) (*Backend, error) {
 		if err != nil {
 			return nil, b.fail(err)
 		}
+		results, err := b.mem.floats(callPanels * panelOutputs)
+		if err != nil {
+			return nil, b.fail(err)
+		}
 		b.packedRows = append(b.packedRows, row)
 		b.tiles = append(b.tiles, tiles)
+		b.results = append(b.results, results)
 	}
 	return b, nil
 }
@@ -123,15 +130,49 @@ func (b *Backend) NewVector(src backend.Source) (backend.Vector, error) {
 	return vector(v), src.ReadF32(v, 0)
 }
 
-// buffer is an activation matrix; rows follow one another without padding.
+// buffer is an activation matrix; rows follow one another without padding. Or it
+// holds inputs of products with bf16 weights, rounded and in pairs, see packDots.
 type buffer struct {
 	tokens, width int
 	x             []float32
+	words         int // of such a row; 0 for float32
 }
 
-func (b *buffer) Tokens() int         { return b.tokens }
-func (b *buffer) Width() int          { return b.width }
-func (b *buffer) row(t int) []float32 { return b.x[t*b.width:][:b.width] }
+func (b *buffer) Tokens() int { return b.tokens }
+func (b *buffer) Width() int  { return b.width }
+
+// row is a token in float32.
+func (b *buffer) row(t int) []float32 {
+	if b.words > 0 {
+		panic("cpu: an op reads what was rounded for Linear")
+	}
+	return b.x[t*b.width:][:b.width]
+}
+
+// begin prepares for an op that writes so many values of each token, a piece at a time.
+// What only a product with next will read is rounded for it, if it has room in a row.
+func (b *Backend) begin(dst *buffer, values, piece int, next backend.Matrix) {
+	dst.words = 0
+	m, _ := next.(*matrix)
+	if m == nil {
+		return
+	}
+	if m.inputs != values {
+		panic(fmt.Sprintf("cpu: %d values before a product that takes %d", values, m.inputs))
+	}
+	if words := dotWords(values); b.dots(m) && piece%2 == 0 && words <= dst.width {
+		dst.words = words
+	}
+}
+
+// store puts some values of a token, which begin with an even one.
+func (b *Backend) store(dst *buffer, token, first int, x []float32) {
+	if dst.words > 0 {
+		b.kernels.round(&dst.x[token*dst.words+first/2], &x[0], len(x))
+		return
+	}
+	copy(dst.row(token)[first:], x)
+}
 
 // NewBuffer makes a buffer of zeros.
 func (b *Backend) NewBuffer(tokens, width int) (backend.Buffer, error) {
@@ -190,6 +231,7 @@ func (b *Backend) Gather(dst, src backend.Buffer, tokens []int32) {
 	if d == s || d.width != s.width || d.tokens < len(tokens) {
 		panic(fmt.Sprintf("cpu: gather %d tokens of width %d into %d × %d", len(tokens), s.width, d.tokens, d.width))
 	}
+	d.words = 0
 	for i, t := range tokens {
 		copy(d.row(i), s.row(int(t)))
 	}
@@ -201,6 +243,16 @@ func (b *Backend) Read(dst []float32, src backend.Buffer, token int) error {
 	if len(dst) > s.width || token < 0 || token >= s.tokens {
 		panic(fmt.Sprintf("cpu: read %d values of token %d from %d × %d", len(dst), token, s.tokens, s.width))
 	}
-	copy(dst, s.row(token))
+	if s.words == 0 {
+		copy(dst, s.row(token))
+		return nil
+	}
+	for i := range dst {
+		bits := math.Float32bits(s.x[token*s.words+i/2])
+		if i%2 == 0 {
+			bits <<= 16
+		}
+		dst[i] = math.Float32frombits(bits & 0xffff0000)
+	}
 	return nil
 }

@@ -99,6 +99,7 @@ func (b *Backend) GatedDelta(dst, proj backend.Buffer, d *backend.GatedDelta, st
 			}
 		}
 	}
+	b.begin(t.dst, sp.ValueHeads*sp.ValueDim, sp.ValueDim, d.Next)
 	t.shares.dealAll(len(b.step.Rows) * sp.KeyHeads)
 	b.pool.run(t)
 	for i := range b.step.Rows {
@@ -294,7 +295,8 @@ func (t *deltaTask) finish(w *deltaWorker, token, head int, o []float32) {
 	inv := float32(1 / math.Sqrt(float64(sum)/float64(len(o))+float64(n.Eps)))
 	k.scale(&w.normed[0], &o[0], &n.Weight.(vector)[0], len(o), inv, n.Offset)
 	z := t.in.row(token)[sp.ConvDim()+head*sp.ValueDim:]
-	k.swiglu(&t.dst.row(token)[head*sp.ValueDim], &z[0], &w.normed[0], len(o))
+	k.swiglu(&w.normed[0], &z[0], &w.normed[0], len(o))
+	t.b.store(t.dst, token, head*sp.ValueDim, w.normed[:len(o)])
 }
 
 // softplus is log(1+eˣ), without overflow.

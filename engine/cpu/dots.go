@@ -18,8 +18,14 @@ func dotWords(inputs int) int {
 	return words
 }
 
-// packDots normalises and rounds the inputs.
+// dots says whether inputs of a matrix are rounded to bf16.
+func (b *Backend) dots(m *matrix) bool { return b.precision == BF16 && m.dtype == backend.BF16 }
+
+// packDots normalises and rounds the inputs, in rows of dotWords, unless they are so.
 func (t *linearTask) packDots(worker int) []float32 {
+	if t.src.words > 0 {
+		return t.src.x
+	}
 	if t.n*t.words <= ownRowFloats { // sooner done than lines are fetched from another core
 		x := t.b.packedRows[worker]
 		t.roundRows(x, 0, t.n)

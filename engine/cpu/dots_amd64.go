@@ -116,6 +116,9 @@ func mixDotsRows8(acc *float32, v **byte, groups int, p *float32, chunks int, ah
 func roundDots(dst *float32, x *float32, n int)
 
 //go:noescape
+func roundDotsAway(dst *float32, x *float32, n int)
+
+//go:noescape
 func scaleRoundDots(dst *float32, x *float32, w *float32, n int, a float32, b float32)
 
 //go:noescape

@@ -6321,6 +6321,49 @@ done:
 	VZEROUPPER
 	RET
 
+// func roundDotsAway(dst *float32, x *float32, n int)
+// Requires: AVX, AVX512F, AVX512VL, AVX512_BF16
+TEXT ·roundDotsAway(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), DI
+	MOVQ x+8(FP), SI
+	MOVQ n+16(FP), BX
+	SUBQ $0x00000010, BX
+	JLT  rest
+
+whole:
+	VMOVUPS  (SI), Z0
+	LONG     $0x00000000487ef262
+	WORD     $0x000000000000c072
+	VMOVNTPS Y0, (DI)
+	ADDQ     $0x00000040, SI
+	ADDQ     $0x00000020, DI
+	SUBQ     $0x00000010, BX
+	JGE      whole
+
+rest:
+	ADDQ      $0x00000010, BX
+	JZ        done
+	MOVQ      BX, CX
+	MOVQ      $0x00000001, AX
+	SHLQ      CL, AX
+	DECQ      AX
+	KMOVW     AX, K1
+	VMOVUPS.Z (SI), K1, Z0
+	LONG      $0x00000000487ef262
+	WORD      $0x000000000000c072
+	INCQ      BX
+	SHRQ      $0x01, BX
+	MOVQ      BX, CX
+	MOVQ      $0x00000001, AX
+	SHLQ      CL, AX
+	DECQ      AX
+	KMOVW     AX, K2
+	VMOVUPS   Y0, K2, (DI)
+
+done:
+	VZEROUPPER
+	RET
+
 // func scaleRoundDots(dst *float32, x *float32, w *float32, n int, a float32, b float32)
 // Requires: AVX, AVX512F, AVX512VL, AVX512_BF16
 TEXT ·scaleRoundDots(SB), NOSPLIT, $0-40

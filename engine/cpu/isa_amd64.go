@@ -128,6 +128,6 @@ func withDots(k kernels) *kernels {
 		tileDotsRows1, tileDotsRows2, tileDotsRows3, tileDotsRows4, tileDotsRows5, tileDotsRows6,
 		tileDotsRows7, tileDotsRows8, tileDotsRows9, tileDotsRows10, tileDotsRows11, tileDotsRows12,
 	}
-	k.round, k.scaleRound, k.multiplyDots = roundDots, scaleRoundDots, multiplyDots
+	k.round, k.roundAway, k.scaleRound, k.multiplyDots = roundDots, roundDotsAway, scaleRoundDots, multiplyDots
 	return &k
 }

@@ -21,9 +21,11 @@ type kernels struct {
 	// A dot kernel does the same with inputs rounded to bf16, in pairs, two
 	// products an instruction; nil where there is none. x is [rows][pairs], rows
 	// stride bytes apart. round lays out n inputs so, in ⌈n/2⌉ words, and
-	// scaleRound rounds (x·a)·(w+b).
+	// scaleRound rounds (x·a)·(w+b). roundAway writes past the caches, to where half a
+	// line begins.
 	dots       [maxTileRows]dotKernel
 	round      func(dst, x *float32, n int)
+	roundAway  func(dst, x *float32, n int)
 	scaleRound func(dst, x, w *float32, n int, a, b float32)
 
 	// The packers lay four rows side by side: dst[i][0…3] of [n][rows], from
@@ -96,6 +98,7 @@ var generic = &kernels{
 	tileF32:      tilesGeneric(2*pairBytes, tileF32Generic),
 	dots:         dotsGeneric(),
 	round:        roundGeneric,
+	roundAway:    roundGeneric,
 	scaleRound:   scaleRoundGeneric,
 	pack4:        pack4Generic,
 	packNorm4:    packNorm4Generic,

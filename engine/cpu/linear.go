@@ -34,6 +34,7 @@ type linearTask struct {
 	m      *matrix
 	epi    backend.Epilogue
 	ends   *epilogues
+	round  func(dst, x *float32, n int)
 	normed bool
 	weight []float32
 	offset float32
@@ -69,15 +70,27 @@ func (b *Backend) Linear(dst, src backend.Buffer, n int, w backend.Matrix, opt b
 	t.groups = (n + b.kernels.rows - 1) / b.kernels.rows
 	t.padded = 2 * m.pairs
 	t.shares.dealAll(m.panels)
-	t.ends = &b.kernels.near
+	t.dots, t.words = b.dots(m), dotWords(m.inputs)
+	if words := t.src.words; words > 0 && (words != t.words || !t.dots || t.normed) {
+		panic(fmt.Sprintf("cpu: linear %d → %d of what was rounded for another", m.inputs, m.outputs))
+	}
+	if t.epi == backend.Add {
+		_ = t.dst.row(0) // must be float32
+	} else {
+		b.begin(t.dst, m.outputs, m.width(), opt.Next)
+	}
+	t.ends, t.round = &b.kernels.near, b.kernels.round
 	// The lines of dst are in other cores' caches, which read them last. To take each
 	// from there takes longer than to write it to memory, past all caches; one core
 	// alone, or few lines, are sooner written where they are. The barrier at the end
 	// of the task, as a locked instruction, waits for such writes.
-	if n >= awayRows && b.pool.workers > 1 && t.dst.width%(lineBytes/4) == 0 {
-		t.ends = &b.kernels.away
+	if n >= awayRows && b.pool.workers > 1 {
+		if t.dst.words > 0 {
+			t.round = b.kernels.roundAway
+		} else if t.dst.width%(lineBytes/4) == 0 {
+			t.ends = &b.kernels.away
+		}
 	}
-	t.dots, t.words = b.precision == BF16 && m.dtype == backend.BF16, dotWords(m.inputs)
 	b.pool.run(t)
 }
 
@@ -160,7 +173,7 @@ func (t *linearTask) work(worker int) {
 			}
 			// All that a token gets, before the next token.
 			for r := range rows {
-				t.finish(p0, p1, first+r, tiles[r*panelOutputs:], rows*panelOutputs)
+				t.finish(worker, p0, p1, first+r, tiles[r*panelOutputs:], rows*panelOutputs)
 			}
 		}
 	}
@@ -174,11 +187,21 @@ func (t *linearTask) calls(g int) int {
 	return 1
 }
 
-// finish runs the epilogue over what some panels yielded for a token; stride
-// lies between their tiles.
-func (t *linearTask) finish(lo, hi, token int, tiles []float32, stride int) {
+// finish stores what some panels yielded for a token; stride lies between their tiles.
+func (t *linearTask) finish(worker, lo, hi, token int, tiles []float32, stride int) {
+	first, last := lo*t.m.width(), min(hi*t.m.width(), t.m.outputs)
+	if t.dst.words == 0 {
+		t.epilogue(t.dst.row(token)[first:last], tiles, stride)
+		return
+	}
+	x := t.b.results[worker][:last-first]
+	t.epilogue(x, tiles, stride)
+	t.round(&t.dst.x[token*t.dst.words+first/2], &x[0], len(x))
+}
+
+// epilogue runs it over what panels yielded.
+func (t *linearTask) epilogue(dst, tiles []float32, stride int) {
 	k, width := t.b.kernels, t.m.width()
-	dst := t.dst.row(token)[lo*width : min(hi*width, t.m.outputs)]
 	if n := len(dst) / width; n > 0 {
 		switch t.epi {
 		case backend.Store:

@@ -31,15 +31,16 @@ type attention struct {
 func (l *loader) attention(i, index int, rope backend.Rope) *attention {
 	c := l.ck.Config
 	p := fmt.Sprintf("%slayers.%d.", c.Prefix, i)
+	out := l.matrix(backend.Stacked, p+"self_attn.o_proj.weight")
 	return &attention{
 		norm: l.norm(p + "input_layernorm.weight"),
 		qkv: l.matrix(backend.Stacked,
 			p+"self_attn.q_proj.weight", p+"self_attn.k_proj.weight", p+"self_attn.v_proj.weight"),
 		spec: backend.Attention{
 			Layer: index, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim,
-			Scale: float32(1 / math.Sqrt(float64(c.HeadDim))), Rope: rope,
+			Scale: float32(1 / math.Sqrt(float64(c.HeadDim))), Rope: rope, Next: out,
 		},
-		out:    l.matrix(backend.Stacked, p+"self_attn.o_proj.weight"),
+		out:    out,
 		stages: newMixerStages(i),
 	}
 }

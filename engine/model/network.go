@@ -131,7 +131,7 @@ func (net *Network) forward(n int, want []int32) {
 		l := &net.layers[i]
 		l.mixer.forward(net, n)
 		net.stage(l.mixStage, net.x, n)
-		b.Linear(net.mlp, net.x, n, l.gateUp, backend.LinearOptions{Norm: &l.mlpNorm, Epilogue: backend.SwiGLU})
+		b.Linear(net.mlp, net.x, n, l.gateUp, backend.LinearOptions{Norm: &l.mlpNorm, Epilogue: backend.SwiGLU, Next: l.down})
 		b.Linear(net.x, net.mlp, n, l.down, backend.LinearOptions{Epilogue: backend.Add})
 		net.stage(l.mlpStage, net.x, n)
 	}

@@ -51,6 +51,7 @@ type gatedDelta struct {
 func (l *loader) gatedDelta(i, index int) *gatedDelta {
 	p := fmt.Sprintf("%slayers.%d.", l.ck.Config.Prefix, i)
 	d := p + "linear_attn."
+	out := l.matrix(backend.Stacked, d+"out_proj.weight")
 	return &gatedDelta{
 		norm: l.norm(p + "input_layernorm.weight"),
 		in: l.matrix(backend.Stacked,
@@ -60,8 +61,9 @@ func (l *loader) gatedDelta(i, index int) *gatedDelta {
 			Conv:  l.vector(d + "conv1d.weight"), ALog: l.vector(d + "A_log"), DTBias: l.vector(d + "dt_bias"),
 			// This norm alone is not zero-centred.
 			Norm: backend.Norm{Weight: l.vector(d + "norm.weight"), Eps: l.ck.Config.NormEps},
+			Next: out,
 		},
-		out:    l.matrix(backend.Stacked, d+"out_proj.weight"),
+		out:    out,
 		stages: newMixerStages(i),
 	}
 }

@@ -42,8 +42,9 @@ func main() {
 		weights(rows)
 		mix(rows)
 	}
-	round("roundDots", false)
-	round("scaleRoundDots", true)
+	round("roundDots", false, false)
+	round("roundDotsAway", false, true)
+	round("scaleRoundDots", true, false)
 	multiply()
 	Generate()
 }
@@ -147,8 +148,9 @@ func tile(rows int) {
 	RET()
 }
 
-// round makes pairs of bf16 of n values; scaled, of (x·a)·(w+b).
-func round(name string, scaled bool) {
+// round makes pairs of bf16 of n values; scaled, of (x·a)·(w+b). What goes away goes
+// past the caches.
+func round(name string, scaled, away bool) {
 	signature := "func(dst, x *float32, n int)"
 	if scaled {
 		signature = "func(dst, x, w *float32, n int, a, b float32)"
@@ -186,7 +188,11 @@ func round(name string, scaled bool) {
 		ADDQ(U32(4*lanes), w)
 	}
 	convert()
-	VMOVUPS(reg.Y0, Mem{Base: dst})
+	if away {
+		VMOVNTPS(reg.Y0, Mem{Base: dst})
+	} else {
+		VMOVUPS(reg.Y0, Mem{Base: dst})
+	}
 	ADDQ(U32(4*lanes), x)
 	ADDQ(U32(2*lanes), dst)
 	SUBQ(U32(lanes), n)
