@@ -51,9 +51,13 @@ func TestRoundIsGeneric(t *testing.T) {
 				}
 				for name, op := range map[string]func(k *kernels, dst guarded){
 					"round":      func(k *kernels, dst guarded) { k.round(dst.first(), x.first(), n) },
+					"roundAway":  func(k *kernels, dst guarded) { k.roundAway(dst.first(), x.first(), n) },
 					"scaleRound": func(k *kernels, dst guarded) { k.scaleRound(dst.first(), x.first(), w.first(), n, 0.3, 1) },
 				} {
 					want, got := newGuarded((n+1)/2), newGuarded((n+1)/2)
+					if name == "roundAway" {
+						got = newGuardedLine((n + 1) / 2)
+					}
 					op(generic, want)
 					op(k, got)
 					for i, u := range bits(want.x) {

@@ -31,14 +31,16 @@ func TestConformance(t *testing.T) {
 			}, promise)
 		})
 	}
-	for _, opt := range settings() {
+	all := settings()
+	for _, opt := range all {
 		stride := 5
 		if opt.ISA == Generic {
 			stride = 16
 		}
 		run(opt, 1, stride)
 	}
-	run(Options{Precision: F32}, 2, 12)
+	run(Options{Precision: F32}, 2, 24)
+	run(all[len(all)-1], 2, 12)
 	run(Options{Precision: F32}, 5, 60)
 }
 

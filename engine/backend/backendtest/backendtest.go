@@ -78,6 +78,7 @@ func RunWith(t *testing.T, open func(t testing.TB) backend.Backend, opt Options)
 		{"Linear", testLinear},
 		{"LinearEdges", testLinearEdges},
 		{"LinearInvariance", testLinearInvariance},
+		{"Next", testNext},
 		{"Attention", testAttention},
 		{"AttentionInvariance", testAttentionInvariance},
 		{"GatedDelta", testGatedDelta},
