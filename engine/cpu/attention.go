@@ -3,7 +3,6 @@ package cpu
 import (
 	"fmt"
 	"math"
-	"unsafe"
 
 	"github.com/batchproof/batchproof/engine/backend"
 )
@@ -23,7 +22,8 @@ const (
 
 // attentionTask is one attention layer over a step.
 //
-// First all keys and values of the step are stored. Then the work is cut into
+// First all keys and values of the step are stored; where each row adds one token
+// they are by who first attends to them. Then the work is cut into
 // units: up to eight queries that share a KV head, of one row, neighbours in
 // token and head. A unit goes through its context in splits of 16 groups. In
 // a split the softmax is computed in two passes, and the splits are merged in
@@ -55,6 +55,7 @@ type attentionTask struct {
 	valuesAt    int
 	total       int // cost
 	isCut       bool
+	decode      bool // one unit for each row and KV head
 }
 
 // attentionWorker is the scratch of one worker.
@@ -179,7 +180,7 @@ func (b *Backend) Attention(dst, qkv backend.Buffer, a *backend.Attention, cache
 	for u, more := t.begin(), true; more; more = t.next(&u) {
 		t.total = u.at + u.cost
 	}
-	t.isCut = false
+	t.isCut, t.decode = false, len(b.step.Tokens) == len(b.step.Rows) && t.group <= unitRows
 	for u, more := t.begin(), true; more; more = t.next(&u) {
 		if _, hi := t.share(t.owner(&u)); u.at+(u.splits()-1)*splitGroups >= hi && t.cuttable(&u) {
 			t.isCut = true
@@ -237,9 +238,11 @@ func (t *attentionTask) owner(u *unit) int {
 func (t *attentionTask) cuttable(u *unit) bool { return 8*u.cost > t.total/len(t.workers) }
 
 func (t *attentionTask) work(worker int) {
-	t.store(worker)
-	t.b.pool.barrier(worker)
 	w := &t.workers[worker]
+	if !t.decode {
+		t.storeAll(worker)
+		t.b.pool.barrier(worker)
+	}
 	lo, hi := t.share(worker)
 	merge := false
 	for u, more := t.begin(), true; more && u.at < hi; more = t.next(&u) {
@@ -250,14 +253,18 @@ func (t *attentionTask) work(worker int) {
 		} else if u.at < lo {
 			continue
 		}
-		switch {
-		case first == last:
-		case first == 0 && last == u.splits():
-			t.queries(w, &u)
+		if first == last {
+			continue
+		}
+		if t.decode && last == u.splits() { // no other split has the new position
+			r := &t.b.step.Rows[u.row]
+			t.store(w, r, r.First, u.head)
+		}
+		t.queries(w, &u)
+		if first == 0 && last == u.splits() {
 			t.attend(w, &u, 0, last, nil)
 			t.finish(w, &u)
-		default:
-			t.queries(w, &u)
+		} else {
 			t.attend(w, &u, first, last, t.workers[t.owner(&u)].cut)
 			if first == 0 {
 				w.unit, merge = u, true
@@ -276,39 +283,39 @@ func (t *attentionTask) work(worker int) {
 	}
 }
 
-// store norms, rotates and stores keys, and stores values. The workers share
-// tokens and heads.
-func (t *attentionTask) store(worker int) {
-	w, c, a := &t.workers[worker], t.c, t.a
+// storeAll stores keys and values of the step. The workers share tokens and heads.
+func (t *attentionTask) storeAll(worker int) {
+	w, a := &t.workers[worker], t.a
 	lo, hi := t.b.pool.part(worker, len(t.b.step.Tokens)*a.KVHeads)
 	for i := range t.b.step.Rows {
 		r := &t.b.step.Rows[i]
 		begin := r.First * a.KVHeads
 		for item := max(lo, begin); item < min(hi, begin+r.Count*a.KVHeads); item++ {
-			token, head := item/a.KVHeads, item%a.KVHeads
-			position := r.Start + token - r.First
-			group, lane := c.place(position)
-			x := t.in.row(token)
-			key := w.heads[:a.HeadDim]
-			t.rotated(key, x[t.keysAt+head*a.HeadDim:][:a.HeadDim], a.KNorm, position)
-			at := c.index(a.Layer, head, r.Blocks, group)
-			c.storeKey(c.keys(at), lane, key)
-			values := c.values(at)
-			v := x[t.valuesAt+head*a.HeadDim:][:a.HeadDim]
-			switch {
-			case c.spec.DType == backend.F32:
-				c.storeValue(values, lane, v)
-			case lane%2 == 0 && token+1 < r.First+r.Count && lane+1 < c.lanes(group):
-				y := t.in.row(token + 1)[t.valuesAt+head*a.HeadDim:]
-				t.k.zip((*byte)(unsafe.Add(unsafe.Pointer(values), lane/2*lineBytes)), &v[0], &y[0], len(v))
-			case lane%2 == 0 || token == r.First: // else it was stored with the one before
-				c.storeValue(values, lane, v)
-			}
-			// The last token of the row empties what follows it, if the row began the group.
-			if token == r.First+r.Count-1 && lane < groupPositions-1 && position-lane >= r.Start {
-				c.clearValues(values, lane+1)
-			}
+			t.store(w, r, item/a.KVHeads, item%a.KVHeads)
 		}
+	}
+}
+
+// store norms, rotates and stores a key, and stores a value.
+func (t *attentionTask) store(w *attentionWorker, r *backend.Row, token, head int) {
+	c, a := t.c, t.a
+	position := r.Start + token - r.First
+	group, lane := c.place(position)
+	x := t.in.row(token)
+	key := w.heads[:a.HeadDim]
+	t.rotated(key, x[t.keysAt+head*a.HeadDim:][:a.HeadDim], a.KNorm, position)
+	at := c.index(a.Layer, head, r.Blocks, group)
+	c.storeKey(c.keys(at), lane, key)
+	values, next := c.values(at), w.zeros
+	if token+1 < r.First+r.Count && lane+1 < c.lanes(group) {
+		next = t.in.row(token + 1)[t.valuesAt+head*a.HeadDim:]
+	}
+	if c.spec.DType == backend.F32 || lane%2 == 0 || token == r.First { // else it was stored with the one before
+		c.storeValue(values, lane, x[t.valuesAt+head*a.HeadDim:][:a.HeadDim], next)
+	}
+	// The last token of the row empties what follows it, if the row began the group.
+	if token == r.First+r.Count-1 && lane < groupPositions-1 && position-lane >= r.Start {
+		c.clearValues(values, lane+1)
 	}
 }
 

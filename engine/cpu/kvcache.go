@@ -92,7 +92,12 @@ func (c *kvCache) storeKey(keys *byte, lane int, x []float32) {
 		}
 		return
 	}
-	dst := unsafe.Slice((*uint32)(unsafe.Pointer(keys)), c.pairs*groupPositions)
+	whole := len(x) &^ 7
+	if whole > 0 {
+		c.task.k.storeKey((*byte)(unsafe.Add(unsafe.Pointer(keys), 4*lane)), &x[0], whole)
+	}
+	dst := unsafe.Slice((*uint32)(unsafe.Pointer(keys)), c.pairs*groupPositions)[whole/2*groupPositions:]
+	x = x[whole:]
 	for len(x) > 1 {
 		dst[lane] = uint32(backend.EncodeBF16(x[0])) | uint32(backend.EncodeBF16(x[1]))<<16
 		dst, x = dst[groupPositions:], x[2:]
@@ -102,7 +107,9 @@ func (c *kvCache) storeKey(keys *byte, lane int, x []float32) {
 	}
 }
 
-func (c *kvCache) storeValue(values *byte, lane int, x []float32) {
+// storeValue stores that of a lane; in a bf16 cache that of an even lane with the one
+// of the lane that follows, which is zero if it is yet to come.
+func (c *kvCache) storeValue(values *byte, lane int, x, next []float32) {
 	if c.spec.DType == backend.F32 {
 		dst := unsafe.Slice((*float32)(unsafe.Pointer(values)), c.chunks*chunkDims*groupPositions)
 		for d := 0; d < len(x); d += chunkDims {
@@ -110,9 +117,11 @@ func (c *kvCache) storeValue(values *byte, lane int, x []float32) {
 		}
 		return
 	}
-	dst := unsafe.Slice((*uint16)(unsafe.Pointer(values)), c.chunks*chunkDims*groupPositions)
-	for d, v := range x {
-		dst[((d/chunkDims*groupPositions/2+lane/2)*chunkDims+d%chunkDims)*2+lane%2] = backend.EncodeBF16(v)
+	dst := (*byte)(unsafe.Add(unsafe.Pointer(values), lane/2*lineBytes))
+	if lane%2 == 0 {
+		c.task.k.zip(dst, &x[0], &next[0], len(x))
+	} else {
+		c.task.k.zipSecond(dst, &x[0], len(x))
 	}
 }
 

@@ -70,6 +70,10 @@ type mixerKernels struct {
 	collect func(dst, acc *float32, stride, n int, by float32)
 	// zip stores n pairs of x and y as bf16, each 16 pairs in a chunk of values.
 	zip func(dst *byte, x, y *float32, n int)
+	// zipSecond stores the second of such pairs, and keeps the first.
+	zipSecond func(dst *byte, y *float32, n int)
+	// storeKey stores n values, a multiple of 8, as pairs of bf16, a line after each other.
+	storeKey func(dst *byte, x *float32, n int)
 }
 
 var mixersGeneric = &mixerKernels{
@@ -101,20 +105,22 @@ var mixersGeneric = &mixerKernels{
 		weightsDotsGeneric(1), weightsDotsGeneric(2), weightsDotsGeneric(3), weightsDotsGeneric(4),
 		weightsDotsGeneric(5), weightsDotsGeneric(6), weightsDotsGeneric(7), weightsDotsGeneric(8),
 	},
-	softmax:  softmaxGeneric,
-	merge:    mergeGeneric,
-	pairs:    productGeneric(deltaBlock),
-	product:  productGeneric(deltaTile),
-	match:    matchGeneric,
-	weigh:    weighGeneric,
-	solve:    solveGeneric,
-	token:    tokenGeneric,
-	update:   updateGeneric,
-	convolve: convolveGeneric,
-	gate:     gateGeneric,
-	rotate:   rotateGeneric,
-	collect:  collectGeneric,
-	zip:      zipGeneric,
+	softmax:   softmaxGeneric,
+	merge:     mergeGeneric,
+	pairs:     productGeneric(deltaBlock),
+	product:   productGeneric(deltaTile),
+	match:     matchGeneric,
+	weigh:     weighGeneric,
+	solve:     solveGeneric,
+	token:     tokenGeneric,
+	update:    updateGeneric,
+	convolve:  convolveGeneric,
+	gate:      gateGeneric,
+	rotate:    rotateGeneric,
+	collect:   collectGeneric,
+	zip:       zipGeneric,
+	zipSecond: zipSecondGeneric,
+	storeKey:  storeKeyGeneric,
 }
 
 // lanes16 are 16 numbers side by side.
@@ -303,6 +309,22 @@ func collectGeneric(dst, acc *float32, stride, n int, by float32) {
 	for i := range d {
 		// Plus zero: whether a zero is negative may depend on masked positions.
 		d[i] = float32(a[i/chunkDims*stride+i%chunkDims]*by) + 0
+	}
+}
+
+func zipSecondGeneric(dst *byte, y *float32, n int) {
+	const stride = groupPositions / 2 * chunkDims
+	d := unsafe.Slice((*uint32)(unsafe.Pointer(dst)), (n-1)/chunkDims*stride+(n-1)%chunkDims+1)
+	for i, v := range unsafe.Slice(y, n) {
+		first := &d[i/chunkDims*stride+i%chunkDims]
+		*first = *first&0xffff | uint32(backend.EncodeBF16(v))<<16
+	}
+}
+
+func storeKeyGeneric(dst *byte, x *float32, n int) {
+	d, xs := unsafe.Slice((*uint32)(unsafe.Pointer(dst)), (n/2-1)*groupPositions+1), unsafe.Slice(x, n)
+	for i := range n / 2 {
+		d[i*groupPositions] = uint32(backend.EncodeBF16(xs[2*i])) | uint32(backend.EncodeBF16(xs[2*i+1]))<<16
 	}
 }
 

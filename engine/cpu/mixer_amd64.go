@@ -5,6 +5,9 @@
 package cpu
 
 //go:noescape
+func storeKeyAVX2(dst *byte, x *float32, n int)
+
+//go:noescape
 func scoresBF16AVX2Rows1(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
@@ -138,6 +141,9 @@ func collectAVX2(dst *float32, acc *float32, stride int, n int, by float32)
 
 //go:noescape
 func zipAVX2(dst *byte, x *float32, y *float32, n int)
+
+//go:noescape
+func zipSecondAVX2(dst *byte, y *float32, n int)
 
 //go:noescape
 func gateAVX2(dst *float32, x *float32, n int)
@@ -276,6 +282,9 @@ func collectAVX512(dst *float32, acc *float32, stride int, n int, by float32)
 
 //go:noescape
 func zipAVX512(dst *byte, x *float32, y *float32, n int)
+
+//go:noescape
+func zipSecondAVX512(dst *byte, y *float32, n int)
 
 //go:noescape
 func gateAVX512(dst *float32, x *float32, n int)

@@ -4,6 +4,91 @@
 
 #include "textflag.h"
 
+// func storeKeyAVX2(dst *byte, x *float32, n int)
+// Requires: AVX, AVX2
+TEXT ·storeKeyAVX2(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ x+8(FP), CX
+	MOVQ n+16(FP), DX
+
+pairs:
+	VMOVUPS      (CX), Y0
+	VPSRLD       $0x10, Y0, Y1
+	VPAND        lowest<>+0(SB), Y1, Y2
+	VPADDD       belowHalf<>+0(SB), Y2, Y2
+	VPADDD       Y0, Y2, Y2
+	VPSRLD       $0x10, Y2, Y2
+	VPOR         quiet<>+0(SB), Y1, Y1
+	VCMPPS       $0x03, Y0, Y0, Y0
+	VBLENDVPS    Y0, Y1, Y2, Y0
+	VPSRLQ       $0x10, Y0, Y1
+	VPOR         Y1, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VMOVD        X0, (AX)
+	VPEXTRD      $0x02, X0, 64(AX)
+	VMOVD        X1, 128(AX)
+	VPEXTRD      $0x02, X1, 192(AX)
+	ADDQ         $0x00000020, CX
+	ADDQ         $0x00000100, AX
+	SUBQ         $0x08, DX
+	JG           pairs
+	VZEROUPPER
+	RET
+
+DATA lowest<>+0(SB)/4, $0x00000001
+DATA lowest<>+4(SB)/4, $0x00000001
+DATA lowest<>+8(SB)/4, $0x00000001
+DATA lowest<>+12(SB)/4, $0x00000001
+DATA lowest<>+16(SB)/4, $0x00000001
+DATA lowest<>+20(SB)/4, $0x00000001
+DATA lowest<>+24(SB)/4, $0x00000001
+DATA lowest<>+28(SB)/4, $0x00000001
+DATA lowest<>+32(SB)/4, $0x00000001
+DATA lowest<>+36(SB)/4, $0x00000001
+DATA lowest<>+40(SB)/4, $0x00000001
+DATA lowest<>+44(SB)/4, $0x00000001
+DATA lowest<>+48(SB)/4, $0x00000001
+DATA lowest<>+52(SB)/4, $0x00000001
+DATA lowest<>+56(SB)/4, $0x00000001
+DATA lowest<>+60(SB)/4, $0x00000001
+GLOBL lowest<>(SB), RODATA|NOPTR, $64
+
+DATA belowHalf<>+0(SB)/4, $0x00007fff
+DATA belowHalf<>+4(SB)/4, $0x00007fff
+DATA belowHalf<>+8(SB)/4, $0x00007fff
+DATA belowHalf<>+12(SB)/4, $0x00007fff
+DATA belowHalf<>+16(SB)/4, $0x00007fff
+DATA belowHalf<>+20(SB)/4, $0x00007fff
+DATA belowHalf<>+24(SB)/4, $0x00007fff
+DATA belowHalf<>+28(SB)/4, $0x00007fff
+DATA belowHalf<>+32(SB)/4, $0x00007fff
+DATA belowHalf<>+36(SB)/4, $0x00007fff
+DATA belowHalf<>+40(SB)/4, $0x00007fff
+DATA belowHalf<>+44(SB)/4, $0x00007fff
+DATA belowHalf<>+48(SB)/4, $0x00007fff
+DATA belowHalf<>+52(SB)/4, $0x00007fff
+DATA belowHalf<>+56(SB)/4, $0x00007fff
+DATA belowHalf<>+60(SB)/4, $0x00007fff
+GLOBL belowHalf<>(SB), RODATA|NOPTR, $64
+
+DATA quiet<>+0(SB)/4, $0x00000040
+DATA quiet<>+4(SB)/4, $0x00000040
+DATA quiet<>+8(SB)/4, $0x00000040
+DATA quiet<>+12(SB)/4, $0x00000040
+DATA quiet<>+16(SB)/4, $0x00000040
+DATA quiet<>+20(SB)/4, $0x00000040
+DATA quiet<>+24(SB)/4, $0x00000040
+DATA quiet<>+28(SB)/4, $0x00000040
+DATA quiet<>+32(SB)/4, $0x00000040
+DATA quiet<>+36(SB)/4, $0x00000040
+DATA quiet<>+40(SB)/4, $0x00000040
+DATA quiet<>+44(SB)/4, $0x00000040
+DATA quiet<>+48(SB)/4, $0x00000040
+DATA quiet<>+52(SB)/4, $0x00000040
+DATA quiet<>+56(SB)/4, $0x00000040
+DATA quiet<>+60(SB)/4, $0x00000040
+GLOBL quiet<>(SB), RODATA|NOPTR, $64
+
 // func scoresBF16AVX2Rows1(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·scoresBF16AVX2Rows1(SB), NOSPLIT, $0-48
@@ -4651,15 +4736,15 @@ TEXT ·zipAVX2(SB), NOSPLIT, $0-32
 
 whole:
 	VMOVUPS   (CX), Y0
-	VMOVUPS   (DX), Y1
-	VPSRLD    $0x10, Y0, Y2
-	VPAND     lowest<>+0(SB), Y2, Y3
-	VPADDD    belowHalf<>+0(SB), Y3, Y3
-	VPADDD    Y0, Y3, Y3
-	VPSRLD    $0x10, Y3, Y3
-	VPOR      quiet<>+0(SB), Y2, Y2
+	VPSRLD    $0x10, Y0, Y1
+	VPAND     lowest<>+0(SB), Y1, Y2
+	VPADDD    belowHalf<>+0(SB), Y2, Y2
+	VPADDD    Y0, Y2, Y2
+	VPSRLD    $0x10, Y2, Y2
+	VPOR      quiet<>+0(SB), Y1, Y1
 	VCMPPS    $0x03, Y0, Y0, Y0
-	VBLENDVPS Y0, Y2, Y3, Y0
+	VBLENDVPS Y0, Y1, Y2, Y0
+	VMOVUPS   (DX), Y1
 	VPSRLD    $0x10, Y1, Y2
 	VPAND     lowest<>+0(SB), Y2, Y3
 	VPADDD    belowHalf<>+0(SB), Y3, Y3
@@ -4690,15 +4775,15 @@ rest:
 	NEGQ       BX
 	VMOVDQU    64(SI)(BX*4), Y0
 	VMASKMOVPS (CX), Y0, Y1
-	VMASKMOVPS (DX), Y0, Y2
-	VPSRLD     $0x10, Y1, Y3
-	VPAND      lowest<>+0(SB), Y3, Y4
-	VPADDD     belowHalf<>+0(SB), Y4, Y4
-	VPADDD     Y1, Y4, Y4
-	VPSRLD     $0x10, Y4, Y4
-	VPOR       quiet<>+0(SB), Y3, Y3
+	VPSRLD     $0x10, Y1, Y2
+	VPAND      lowest<>+0(SB), Y2, Y3
+	VPADDD     belowHalf<>+0(SB), Y3, Y3
+	VPADDD     Y1, Y3, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPOR       quiet<>+0(SB), Y2, Y2
 	VCMPPS     $0x03, Y1, Y1, Y1
-	VBLENDVPS  Y1, Y3, Y4, Y1
+	VBLENDVPS  Y1, Y2, Y3, Y1
+	VMASKMOVPS (DX), Y0, Y2
 	VPSRLD     $0x10, Y2, Y3
 	VPAND      lowest<>+0(SB), Y3, Y4
 	VPADDD     belowHalf<>+0(SB), Y4, Y4
@@ -4715,59 +4800,84 @@ done:
 	VZEROUPPER
 	RET
 
-DATA lowest<>+0(SB)/4, $0x00000001
-DATA lowest<>+4(SB)/4, $0x00000001
-DATA lowest<>+8(SB)/4, $0x00000001
-DATA lowest<>+12(SB)/4, $0x00000001
-DATA lowest<>+16(SB)/4, $0x00000001
-DATA lowest<>+20(SB)/4, $0x00000001
-DATA lowest<>+24(SB)/4, $0x00000001
-DATA lowest<>+28(SB)/4, $0x00000001
-DATA lowest<>+32(SB)/4, $0x00000001
-DATA lowest<>+36(SB)/4, $0x00000001
-DATA lowest<>+40(SB)/4, $0x00000001
-DATA lowest<>+44(SB)/4, $0x00000001
-DATA lowest<>+48(SB)/4, $0x00000001
-DATA lowest<>+52(SB)/4, $0x00000001
-DATA lowest<>+56(SB)/4, $0x00000001
-DATA lowest<>+60(SB)/4, $0x00000001
-GLOBL lowest<>(SB), RODATA|NOPTR, $64
+// func zipSecondAVX2(dst *byte, y *float32, n int)
+// Requires: AVX, AVX2
+TEXT ·zipSecondAVX2(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ y+8(FP), CX
+	MOVQ n+16(FP), DX
+	XORQ BX, BX
+	SUBQ $0x00000008, DX
+	JLT  rest
 
-DATA belowHalf<>+0(SB)/4, $0x00007fff
-DATA belowHalf<>+4(SB)/4, $0x00007fff
-DATA belowHalf<>+8(SB)/4, $0x00007fff
-DATA belowHalf<>+12(SB)/4, $0x00007fff
-DATA belowHalf<>+16(SB)/4, $0x00007fff
-DATA belowHalf<>+20(SB)/4, $0x00007fff
-DATA belowHalf<>+24(SB)/4, $0x00007fff
-DATA belowHalf<>+28(SB)/4, $0x00007fff
-DATA belowHalf<>+32(SB)/4, $0x00007fff
-DATA belowHalf<>+36(SB)/4, $0x00007fff
-DATA belowHalf<>+40(SB)/4, $0x00007fff
-DATA belowHalf<>+44(SB)/4, $0x00007fff
-DATA belowHalf<>+48(SB)/4, $0x00007fff
-DATA belowHalf<>+52(SB)/4, $0x00007fff
-DATA belowHalf<>+56(SB)/4, $0x00007fff
-DATA belowHalf<>+60(SB)/4, $0x00007fff
-GLOBL belowHalf<>(SB), RODATA|NOPTR, $64
+whole:
+	VMOVUPS   (AX), Y0
+	VPAND     low<>+0(SB), Y0, Y0
+	VMOVUPS   (CX), Y1
+	VPSRLD    $0x10, Y1, Y2
+	VPAND     lowest<>+0(SB), Y2, Y3
+	VPADDD    belowHalf<>+0(SB), Y3, Y3
+	VPADDD    Y1, Y3, Y3
+	VPSRLD    $0x10, Y3, Y3
+	VPOR      quiet<>+0(SB), Y2, Y2
+	VCMPPS    $0x03, Y1, Y1, Y1
+	VBLENDVPS Y1, Y2, Y3, Y1
+	VPSLLD    $0x10, Y1, Y1
+	VPOR      Y1, Y0, Y0
+	VMOVUPS   Y0, (AX)
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x20, AX
+	XORQ      $0x01, BX
+	TESTQ     BX, BX
+	JNZ       same
+	ADDQ      $0x000001c0, AX
 
-DATA quiet<>+0(SB)/4, $0x00000040
-DATA quiet<>+4(SB)/4, $0x00000040
-DATA quiet<>+8(SB)/4, $0x00000040
-DATA quiet<>+12(SB)/4, $0x00000040
-DATA quiet<>+16(SB)/4, $0x00000040
-DATA quiet<>+20(SB)/4, $0x00000040
-DATA quiet<>+24(SB)/4, $0x00000040
-DATA quiet<>+28(SB)/4, $0x00000040
-DATA quiet<>+32(SB)/4, $0x00000040
-DATA quiet<>+36(SB)/4, $0x00000040
-DATA quiet<>+40(SB)/4, $0x00000040
-DATA quiet<>+44(SB)/4, $0x00000040
-DATA quiet<>+48(SB)/4, $0x00000040
-DATA quiet<>+52(SB)/4, $0x00000040
-DATA quiet<>+56(SB)/4, $0x00000040
-DATA quiet<>+60(SB)/4, $0x00000040
-GLOBL quiet<>(SB), RODATA|NOPTR, $64
+same:
+	SUBQ $0x00000008, DX
+	JGE  whole
+
+rest:
+	ADDQ       $0x00000008, DX
+	JZ         done
+	LEAQ       lanes<>+0(SB), BX
+	NEGQ       DX
+	VMOVDQU    64(BX)(DX*4), Y0
+	VMASKMOVPS (AX), Y0, Y1
+	VPAND      low<>+0(SB), Y1, Y1
+	VMASKMOVPS (CX), Y0, Y2
+	VPSRLD     $0x10, Y2, Y3
+	VPAND      lowest<>+0(SB), Y3, Y4
+	VPADDD     belowHalf<>+0(SB), Y4, Y4
+	VPADDD     Y2, Y4, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPOR       quiet<>+0(SB), Y3, Y3
+	VCMPPS     $0x03, Y2, Y2, Y2
+	VBLENDVPS  Y2, Y3, Y4, Y2
+	VPSLLD     $0x10, Y2, Y2
+	VPOR       Y2, Y1, Y1
+	VMASKMOVPS Y1, Y0, (AX)
+
+done:
+	VZEROUPPER
+	RET
+
+DATA low<>+0(SB)/4, $0x0000ffff
+DATA low<>+4(SB)/4, $0x0000ffff
+DATA low<>+8(SB)/4, $0x0000ffff
+DATA low<>+12(SB)/4, $0x0000ffff
+DATA low<>+16(SB)/4, $0x0000ffff
+DATA low<>+20(SB)/4, $0x0000ffff
+DATA low<>+24(SB)/4, $0x0000ffff
+DATA low<>+28(SB)/4, $0x0000ffff
+DATA low<>+32(SB)/4, $0x0000ffff
+DATA low<>+36(SB)/4, $0x0000ffff
+DATA low<>+40(SB)/4, $0x0000ffff
+DATA low<>+44(SB)/4, $0x0000ffff
+DATA low<>+48(SB)/4, $0x0000ffff
+DATA low<>+52(SB)/4, $0x0000ffff
+DATA low<>+56(SB)/4, $0x0000ffff
+DATA low<>+60(SB)/4, $0x0000ffff
+GLOBL low<>(SB), RODATA|NOPTR, $64
 
 // func gateAVX2(dst *float32, x *float32, n int)
 // Requires: AVX, AVX2, FMA3
@@ -7888,15 +7998,15 @@ TEXT ·zipAVX512(SB), NOSPLIT, $0-32
 
 whole:
 	VMOVUPS   (DX), Z0
-	VMOVUPS   (BX), Z1
-	VPSRLD    $0x10, Z0, Z2
-	VPANDD    lowest<>+0(SB), Z2, Z3
-	VPADDD    belowHalf<>+0(SB), Z3, Z3
-	VPADDD    Z0, Z3, Z3
-	VPSRLD    $0x10, Z3, Z3
-	VPORD     quiet<>+0(SB), Z2, Z2
+	VPSRLD    $0x10, Z0, Z1
+	VPANDD    lowest<>+0(SB), Z1, Z2
+	VPADDD    belowHalf<>+0(SB), Z2, Z2
+	VPADDD    Z0, Z2, Z2
+	VPSRLD    $0x10, Z2, Z2
+	VPORD     quiet<>+0(SB), Z1, Z1
 	VCMPPS    $0x03, Z0, Z0, K1
-	VPBLENDMD Z2, Z3, K1, Z0
+	VPBLENDMD Z1, Z2, K1, Z0
+	VMOVUPS   (BX), Z1
 	VPSRLD    $0x10, Z1, Z2
 	VPANDD    lowest<>+0(SB), Z2, Z3
 	VPADDD    belowHalf<>+0(SB), Z3, Z3
@@ -7922,15 +8032,71 @@ rest:
 	DECQ      SI
 	KMOVW     SI, K1
 	VMOVUPS.Z (DX), K1, Z0
+	VPSRLD    $0x10, Z0, Z1
+	VPANDD    lowest<>+0(SB), Z1, Z2
+	VPADDD    belowHalf<>+0(SB), Z2, Z2
+	VPADDD    Z0, Z2, Z2
+	VPSRLD    $0x10, Z2, Z2
+	VPORD     quiet<>+0(SB), Z1, Z1
+	VCMPPS    $0x03, Z0, Z0, K2
+	VPBLENDMD Z1, Z2, K2, Z0
 	VMOVUPS.Z (BX), K1, Z1
-	VPSRLD    $0x10, Z0, Z2
+	VPSRLD    $0x10, Z1, Z2
 	VPANDD    lowest<>+0(SB), Z2, Z3
 	VPADDD    belowHalf<>+0(SB), Z3, Z3
-	VPADDD    Z0, Z3, Z3
+	VPADDD    Z1, Z3, Z3
 	VPSRLD    $0x10, Z3, Z3
 	VPORD     quiet<>+0(SB), Z2, Z2
-	VCMPPS    $0x03, Z0, Z0, K2
-	VPBLENDMD Z2, Z3, K2, Z0
+	VCMPPS    $0x03, Z1, Z1, K2
+	VPBLENDMD Z2, Z3, K2, Z1
+	VPSLLD    $0x10, Z1, Z1
+	VPORD     Z1, Z0, Z0
+	VMOVUPS   Z0, K1, (AX)
+
+done:
+	VZEROUPPER
+	RET
+
+// func zipSecondAVX512(dst *byte, y *float32, n int)
+// Requires: AVX, AVX512F
+TEXT ·zipSecondAVX512(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ y+8(FP), DX
+	MOVQ n+16(FP), CX
+	XORQ BX, BX
+	SUBQ $0x00000010, CX
+	JLT  rest
+
+whole:
+	VMOVUPS   (AX), Z0
+	VPANDD    low<>+0(SB), Z0, Z0
+	VMOVUPS   (DX), Z1
+	VPSRLD    $0x10, Z1, Z2
+	VPANDD    lowest<>+0(SB), Z2, Z3
+	VPADDD    belowHalf<>+0(SB), Z3, Z3
+	VPADDD    Z1, Z3, Z3
+	VPSRLD    $0x10, Z3, Z3
+	VPORD     quiet<>+0(SB), Z2, Z2
+	VCMPPS    $0x03, Z1, Z1, K1
+	VPBLENDMD Z2, Z3, K1, Z1
+	VPSLLD    $0x10, Z1, Z1
+	VPORD     Z1, Z0, Z0
+	VMOVUPS   Z0, (AX)
+	ADDQ      $0x00000040, DX
+	ADDQ      $0x00000200, AX
+	SUBQ      $0x00000010, CX
+	JGE       whole
+
+rest:
+	ADDQ      $0x00000010, CX
+	JZ        done
+	MOVQ      $0x00000001, BX
+	SHLQ      CL, BX
+	DECQ      BX
+	KMOVW     BX, K1
+	VMOVUPS.Z (AX), K1, Z0
+	VPANDD    low<>+0(SB), Z0, Z0
+	VMOVUPS.Z (DX), K1, Z1
 	VPSRLD    $0x10, Z1, Z2
 	VPANDD    lowest<>+0(SB), Z2, Z3
 	VPADDD    belowHalf<>+0(SB), Z3, Z3

@@ -151,6 +151,14 @@ func TestMixerKernelsAreGeneric(t *testing.T) {
 		same(fmt.Sprintf("zip of %d", n), make([]float32, (n+chunkDims-1)/chunkDims*chunkDims*groupPositions/2), func(m *mixerKernels, x *float32) {
 			m.zip((*byte)(unsafe.Pointer(x)), &a[0], &b[0], n)
 		})
+		same(fmt.Sprintf("second of %d", n), randomFloats(rng, (n+chunkDims-1)/chunkDims*chunkDims*groupPositions/2), func(m *mixerKernels, x *float32) {
+			m.zipSecond((*byte)(unsafe.Pointer(x)), &b[0], n)
+		})
+		if whole := n &^ 7; whole > 0 {
+			same(fmt.Sprintf("key of %d", whole), randomFloats(rng, whole/2*groupPositions), func(m *mixerKernels, x *float32) {
+				m.storeKey((*byte)(unsafe.Pointer(x)), &a[0], whole)
+			})
+		}
 		y[rng.IntN(n)] *= 200
 		same(fmt.Sprintf("gate of %d", n), x, func(m *mixerKernels, x *float32) { m.gate(x, &y[0], n) })
 	}
@@ -228,7 +236,7 @@ func (a *attentionRun) widenBorders(rng *rand.Rand) {
 					for i := range v {
 						v[i] *= 100
 					}
-					c.storeValue(c.values(c.index(0, head, row.Blocks, group)), lane, v)
+					c.storeValue(c.values(c.index(0, head, row.Blocks, group)), lane, v, make([]float32, len(v)))
 				}
 			}
 		}

@@ -94,44 +94,41 @@ func collect(isa simd.ISA) {
 	})
 }
 
-// zip rounds two vectors to bf16 and puts them side by side, see zipGeneric.
-func zip(isa simd.ISA) {
-	text("zip"+isa.Name, "func(dst *byte, x, y *float32, n int)")
+// zip rounds two vectors to bf16 and puts them side by side, or the second beside what
+// is there, see zipGeneric and zipSecondGeneric.
+func zip(isa simd.ISA, second bool) {
+	name, signature := "zip", "func(dst *byte, x, y *float32, n int)"
+	if second {
+		name, signature = "zipSecond", "func(dst *byte, y *float32, n int)"
+	}
+	text(name+isa.Name, signature)
 	dst, x, y, n := GP64(), GP64(), GP64(), GP64()
 	Load(Param("dst"), dst)
-	Load(Param("x"), x)
+	if !second {
+		Load(Param("x"), x)
+	}
 	Load(Param("y"), y)
 	Load(Param("n"), n)
 	half := GP64()
 	XORQ(half, half)
-	round := func(v reg.VecVirtual) {
-		high, bit := isa.Vec(), isa.Vec()
-		VPSRLD(Imm(16), v, high)
-		isa.And(simd.Const("lowest", 1), high, bit)
-		VPADDD(simd.Const("belowHalf", 0x7fff), bit, bit)
-		VPADDD(v, bit, bit)
-		VPSRLD(Imm(16), bit, bit)
-		isa.Or(simd.Const("quiet", 0x40), high, high)
-		if isa.Wide() {
-			isNaN := K()
-			VCMPPS(Imm(3), v, v, isNaN)
-			VPBLENDMD(high, bit, isNaN, v)
-			return
-		}
-		VCMPPS(Imm(3), v, v, v)
-		VBLENDVPS(v, high, bit, v)
-	}
 	vectorLoop(isa, n, func(load, store func(reg.VecVirtual, Mem)) {
 		v := vectors(isa, 2)
-		load(v[0], Mem{Base: x})
+		if second {
+			load(v[0], Mem{Base: dst})
+			isa.And(simd.Const("low", 0xffff), v[0], v[0])
+		} else {
+			load(v[0], Mem{Base: x})
+			roundBF16(isa, v[0])
+		}
 		load(v[1], Mem{Base: y})
-		round(v[0])
-		round(v[1])
+		roundBF16(isa, v[1])
 		VPSLLD(Imm(16), v[1], v[1])
 		isa.Or(v[1], v[0], v[0])
 		store(v[0], Mem{Base: dst})
 	}, func() {
-		ADDQ(U32(uint32(4*isa.Lanes)), x)
+		if !second {
+			ADDQ(U32(uint32(4*isa.Lanes)), x)
+		}
 		ADDQ(U32(uint32(4*isa.Lanes)), y)
 		chunk := 4 * group * group / 2 // bytes from chunk to chunk
 		if isa.Wide() {
@@ -145,4 +142,51 @@ func zip(isa simd.ISA) {
 		ADDQ(U32(uint32(chunk-64)), dst)
 		Label("same")
 	})
+}
+
+// roundBF16 leaves bf16 in the low half of each lane, see backend.EncodeBF16.
+func roundBF16(isa simd.ISA, v reg.VecVirtual) {
+	high, bit := isa.Vec(), isa.Vec()
+	VPSRLD(Imm(16), v, high)
+	isa.And(simd.Const("lowest", 1), high, bit)
+	VPADDD(simd.Const("belowHalf", 0x7fff), bit, bit)
+	VPADDD(v, bit, bit)
+	VPSRLD(Imm(16), bit, bit)
+	isa.Or(simd.Const("quiet", 0x40), high, high)
+	if isa.Wide() {
+		isNaN := K()
+		VCMPPS(Imm(3), v, v, isNaN)
+		VPBLENDMD(high, bit, isNaN, v)
+		return
+	}
+	VCMPPS(Imm(3), v, v, v)
+	VBLENDVPS(v, high, bit, v)
+}
+
+// storeKey stores pairs of bf16 a line after each other; wider vectors would not help,
+// since each pair is stored by itself.
+func storeKey() {
+	const lanes, line = 8, 64
+	text("storeKeyAVX2", "func(dst *byte, x *float32, n int)")
+	dst, x, n := GP64(), GP64(), GP64()
+	Load(Param("dst"), dst)
+	Load(Param("x"), x)
+	Load(Param("n"), n)
+	Label("pairs")
+	v, second, rest := YMM(), YMM(), XMM()
+	VMOVUPS(Mem{Base: x}, v)
+	roundBF16(simd.AVX2, v)
+	VPSRLQ(Imm(16), v, second)
+	VPOR(second, v, v) // a pair in the low half of each quarter
+	VEXTRACTI128(Imm(1), v, rest)
+	VMOVD(v.AsX(), Mem{Base: dst})
+	VPEXTRD(Imm(2), v.AsX(), Mem{Base: dst, Disp: line})
+	VMOVD(rest, Mem{Base: dst, Disp: 2 * line})
+	VPEXTRD(Imm(2), rest, Mem{Base: dst, Disp: 3 * line})
+	ADDQ(U32(4*lanes), x)
+	ADDQ(U32(lanes/2*line), dst)
+	SUBQ(Imm(lanes), n)
+	JG(LabelRef("pairs"))
+	VZEROUPPER()
+	RET()
 }

@@ -20,6 +20,7 @@ const (
 
 func main() {
 	ConstraintExpr("!noasm")
+	storeKey()
 	for _, isa := range []simd.ISA{simd.AVX2, simd.AVX512} {
 		for _, f32 := range []bool{false, true} {
 			for rows := 1; rows <= most; rows++ {
@@ -39,7 +40,8 @@ func main() {
 		convolve(isa)
 		rotate(isa)
 		collect(isa)
-		zip(isa)
+		zip(isa, false)
+		zip(isa, true)
 		each(isa, "gate", []string{"dst", "x"}, func() func(v []reg.VecVirtual) {
 			e := isa.Exp()
 			return func(v []reg.VecVirtual) {
