@@ -3,6 +3,7 @@ package cpu
 import (
 	"fmt"
 	"math"
+	"unsafe"
 
 	"github.com/batchproof/batchproof/engine/backend"
 )
@@ -23,17 +24,25 @@ type deltaTask struct {
 	d       *backend.GatedDelta
 }
 
-// deltaWorker is the scratch of one worker, for the tokens of a block.
+// deltaWorker is the scratch of one worker, for the tokens of a block or, while
+// decoding, for one token of all key heads.
 type deltaWorker struct {
-	rows       []*float32          // inputs of the convolution, past ones first
-	q, k       []float32           // [tokens][key dims]
-	qInv, kInv [deltaBlock]float32 // what normalises them
-	v          []float32           // [tokens][value heads of a key head][tiles][32], then the output
-	decay      [deltaBlock]float32 // of one value head
-	beta       [deltaBlock]float32 // of one value head
-	zeros      []float32           // [key dims], or of a tile
-	normed     []float32           // [value dim]
-	block      blockScratch
+	rows   []*float32          // inputs of the convolution, past ones first
+	q, k   []float32           // [tokens or key heads][key dims]
+	v      []float32           // [tokens or key heads][value heads of a key head][tiles][32], then the output
+	decay  [deltaBlock]float32 // of one value head
+	beta   [deltaBlock]float32 // of one value head
+	a, p   []float32           // [value heads][16]
+	heads  []tokenHead         // [value heads]
+	zeros  []float32           // [key dims], or of a tile
+	normed []float32           // [value dim]
+	block  blockScratch
+}
+
+// tokenHead is what the token kernel takes of one value head.
+type tokenHead struct {
+	v, s, d, k, q, a, p *float32 // d is what earlier tokens of the block added
+	rise, beta          float32
 }
 
 // taps is a convolution's weight [channels][taps], laid out as the past is: for each
@@ -53,11 +62,12 @@ func (t *deltaTask) init(b *Backend, s *deltaState) (err error) {
 		return x
 	}
 	t.workers, t.shares = make([]deltaWorker, b.pool.workers), make(shares, b.pool.workers)
+	most := max(deltaBlock, s.spec.KeyHeads)
 	for i := range t.workers {
 		t.workers[i] = deltaWorker{
 			rows: make([]*float32, s.spec.ConvWidth-1+deltaBlock),
-			q:    floats(deltaBlock * s.dims), k: floats(deltaBlock * s.dims),
-			v:     floats(deltaBlock * s.spec.ValueHeads / s.spec.KeyHeads * s.tiles * deltaTile),
+			q:    floats(most * s.dims), k: floats(most * s.dims), v: floats(most * t.valueStride()),
+			a: floats(s.spec.ValueHeads * deltaBlock), p: floats(s.spec.ValueHeads * deltaBlock), heads: make([]tokenHead, s.spec.ValueHeads),
 			zeros: floats(max(s.dims, deltaTile)), normed: floats(s.spec.ValueDim),
 		}
 		t.workers[i].block.init(s.dims, floats)
@@ -104,8 +114,8 @@ func (b *Backend) GatedDelta(dst, proj backend.Buffer, d *backend.GatedDelta, st
 	b.pool.run(t)
 	for i := range b.step.Rows {
 		row := &b.step.Rows[i]
-		_, begun := s.slot(d.Layer, row.Slot)
-		*begun = (*begun + row.Count) % deltaBlock
+		slot := s.slot(d.Layer, row.Slot)
+		*slot.begun = (*slot.begun + row.Count) % deltaBlock
 	}
 }
 
@@ -113,8 +123,10 @@ func (t *deltaTask) work(worker int) {
 	heads := t.s.spec.KeyHeads
 	if len(t.b.step.Tokens) == len(t.b.step.Rows) { // units are alike
 		for lo, hi := t.shares.take(worker, heads); lo < hi; lo, hi = t.shares.take(worker, heads) {
-			for i := lo; i < hi; i++ {
-				t.unit(&t.workers[worker], &t.b.step.Rows[i/heads], i%heads)
+			for lo < hi {
+				n := min(hi-lo, heads-lo%heads)
+				t.decode(&t.workers[worker], &t.b.step.Rows[lo/heads], lo%heads, n)
+				lo += n
 			}
 		}
 		return
@@ -135,7 +147,7 @@ func (t *deltaTask) work(worker int) {
 // fetchSome fetches the next lines of x, and returns the rest. While a core computes,
 // memory would stand still; more at once would hold up what comes next.
 func fetchSome(x []float32) []float32 {
-	const line, some = lineBytes / 4, 32
+	const line, some = lineBytes / 4, 56
 	n := min(len(x)/line, some)
 	if n > 0 {
 		fetchLines(&x[0], n)
@@ -145,73 +157,115 @@ func fetchSome(x []float32) []float32 {
 
 // unit runs all tokens of a row through one key head.
 func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
-	sp, dims := t.s.spec, t.s.dims
+	sp, stride := t.s.spec, t.valueStride()
 	perHead := sp.ValueHeads / sp.KeyHeads
-	padded := t.s.tiles * deltaTile
-	units, begunBlock := t.s.slot(t.d.Layer, row.Slot)
-	u, begun := t.s.unit(units, head), *begunBlock
-	parts, taps := t.channels(head), t.tapsOf(t.d.Layer, head)
-	// What is needed later is fetched between the steps of a decoded token.
-	var keys, state, past, weights []float32
-	if row.Count == 1 {
-		keys, state = u.keys, t.s.head(&u, 0).state
-		if head+1 < sp.KeyHeads {
-			past, weights = t.s.unit(units, head+1).past, t.tapsOf(t.d.Layer, head+1)
-		}
-	}
+	slot := t.s.slot(t.d.Layer, row.Slot)
+	u, begun := t.s.unit(&slot, head), *slot.begun
 	for first := 0; first < row.Count; begun = 0 {
 		tokens := min(deltaBlock-begun, row.Count-first)
-		keys = fetchSome(keys)
-		t.inputs(w, u.past, row, first, tokens, parts[0])
-		for i := range tokens {
-			q := w.q[i*dims:][:sp.KeyDim]
-			t.convolve(q, w.rows[i:], taps, parts[0])
-			keys = fetchSome(keys)
-			w.qInv[i] = t.norm(q, 1/math.Sqrt(float64(sp.KeyDim)))
-		}
-		t.inputs(w, u.past, row, first, tokens, parts[1])
-		for i := range tokens {
-			k := w.k[i*dims:][:sp.KeyDim]
-			t.convolve(k, w.rows[i:], taps, parts[1])
-			keys = fetchSome(keys)
-			w.kInv[i] = t.norm(k, 1)
-		}
-		keys = fetchSome(keys)
-		for j := range perHead {
-			part := parts[2]
-			part.first, part.past = part.first+j*sp.ValueDim, part.past+j*sp.ValueDim
-			t.inputs(w, u.past, row, first, tokens, part)
-			for i := range tokens {
-				t.convolve(w.v[(i*perHead+j)*padded:][:sp.ValueDim], w.rows[i:], taps, part)
-			}
-		}
-		state = fetchSome(state)
+		t.project(w, &u, row, head, first, tokens, w.q, w.k, w.v, nil)
 		if tokens == deltaBlock {
 			t.packBlock(w)
 		} else {
-			t.packTokens(w, u.keys, begun, tokens)
+			for i := range tokens {
+				t.k.match(&w.block.pairs[i*deltaBlock], &u.keys[0], &w.k[i*t.s.dims], &w.q[i*t.s.dims], t.s.dims, begun+i)
+			}
 		}
 		for j := range perHead {
-			head := head*perHead + j
-			state = fetchSome(state)
-			t.gates(w, row.First+first, tokens, head)
-			fetchSome(state)
-			h, v := t.s.head(&u, j), w.v[j*padded:]
+			t.gates(w, row.First+first, tokens, head*perHead+j)
+			h, v := t.s.head(&slot, &u, head, j), w.v[j*t.s.tiles*deltaTile:]
 			if tokens == deltaBlock {
-				t.advanceBlock(w, &h, v, perHead*padded)
+				t.advanceBlock(w, &h, v, stride)
 			} else {
-				t.advanceTokens(w, u.keys, &h, begun, tokens, v, perHead*padded)
+				t.advanceTokens(w, u.keys, &h, begun, tokens, v, stride)
 			}
-			state, past, weights = nil, fetchSome(past), fetchSome(weights)
 			for i := range tokens {
-				t.finish(w, row.First+first+i, head, v[i*perHead*padded:][:sp.ValueDim])
+				t.finish(w, row.First+first+i, head*perHead+j, v[i*stride:][:sp.ValueDim])
 			}
 		}
 		first += tokens
 	}
-	for _, part := range parts {
-		t.remember(u.past, row, part)
+	t.remember(&u, row, head)
+}
+
+// decode runs the one token of a row through some key heads: first all but the
+// state, then the states of all, which are a run of memory, without a pause.
+func (t *deltaTask) decode(w *deltaWorker, row *backend.Row, head, n int) {
+	sp, dims, stride := t.s.spec, t.s.dims, t.valueStride()
+	perHead := sp.ValueHeads / sp.KeyHeads
+	slot := t.s.slot(t.d.Layer, row.Slot)
+	begun := *slot.begun
+	if begun == deltaBlock-1 { // which advances the state
+		for i := range n {
+			t.unit(w, row, head+i)
+		}
+		return
 	}
+	heads := w.heads[:0]
+	for i := range n {
+		u := t.s.unit(&slot, head+i)
+		q, k, v := w.q[i*dims:][:dims], w.k[i*dims:][:dims], w.v[i*stride:][:stride]
+		ahead := slot.heads[(head*perHead)*t.s.headSize:]
+		if i+1 < n {
+			ahead = slot.units[(head+i+1)*t.s.unitSize:][:t.s.unitSize]
+		}
+		ahead = t.project(w, &u, row, head+i, 0, 1, q, k, v, ahead)
+		t.k.match(&w.block.pairs[0], &u.keys[0], &k[0], &q[0], dims, begun)
+		for j := range perHead {
+			ahead = fetchSome(ahead)
+			t.gates(w, row.First, 1, (head+i)*perHead+j)
+			h := t.s.head(&slot, &u, head+i, j)
+			if begun == 0 {
+				*h.ratio, *h.rise = lanes16{}, 1
+			}
+			*h.rise *= w.decay[0]
+			a, p := &w.a[len(heads)*deltaBlock], &w.p[len(heads)*deltaBlock]
+			t.k.weigh(a, p, &h.ratio[0], &w.block.pairs[0], &w.decay[0], &w.beta[0], begun, 1)
+			heads = append(heads, tokenHead{
+				v: &v[j*t.s.tiles*deltaTile], s: &h.state[0], d: &h.added[0], k: &k[0], q: &q[0], a: a, p: p, rise: *h.rise, beta: w.beta[0],
+			})
+		}
+		t.remember(&u, row, head+i)
+	}
+	t.k.token((*byte)(unsafe.Pointer(&heads[0])), len(heads), dims, t.s.tiles, begun, t.b.kernels.few.state)
+	for i := range heads {
+		t.finish(w, row.First, head*perHead+i, w.v[i*t.s.tiles*deltaTile:][:sp.ValueDim])
+	}
+}
+
+// valueStride is the floats of a token's values of a key head, in tiles.
+func (t *deltaTask) valueStride() int {
+	return t.s.spec.ValueHeads / t.s.spec.KeyHeads * t.s.tiles * deltaTile
+}
+
+// project is the convolutions of some tokens: q and k, normalised, [tokens][dims], and v
+// [tokens][value heads][tiles][32]. Meanwhile it fetches ahead, and returns the rest.
+func (t *deltaTask) project(w *deltaWorker, u *deltaUnit, row *backend.Row, head, first, tokens int, q, k, v, ahead []float32) (rest []float32) {
+	sp, dims, scale := t.s.spec, t.s.dims, t.b.kernels.scale
+	parts, taps := t.channels(head), t.tapsOf(t.d.Layer, head)
+	for part, to := range [...]struct {
+		x    []float32
+		size float64
+	}{{q, 1 / math.Sqrt(float64(sp.KeyDim))}, {k, 1}} {
+		t.inputs(w, u.past, row, first, tokens, parts[part])
+		for i := range tokens {
+			ahead = fetchSome(ahead)
+			x := to.x[i*dims:][:sp.KeyDim] // zero from there on, even if a row is NaN
+			t.convolve(x, w.rows[i:], taps, parts[part])
+			ahead = fetchSome(ahead)
+			scale(&x[0], &x[0], &w.zeros[0], len(x), t.norm(x, to.size), 1)
+		}
+	}
+	for j := range sp.ValueHeads / sp.KeyHeads {
+		part := parts[2]
+		part.first, part.past = part.first+j*sp.ValueDim, part.past+j*sp.ValueDim
+		t.inputs(w, u.past, row, first, tokens, part)
+		ahead = fetchSome(ahead)
+		for i := range tokens {
+			t.convolve(v[i*t.valueStride()+j*t.s.tiles*deltaTile:][:sp.ValueDim], w.rows[i:], taps, part)
+		}
+	}
+	return ahead
 }
 
 // channels are some neighbouring channels of the convolution.
@@ -257,15 +311,17 @@ func (t *deltaTask) convolve(dst []float32, rows []*float32, taps []float32, par
 	t.k.convolve(&dst[0], &rows[0], &taps[part.past], len(dst), t.s.spec.ConvWidth, t.s.channels, part.ahead)
 }
 
-// remember moves the last inputs of some channels into the past.
-func (t *deltaTask) remember(past []float32, row *backend.Row, part channels) {
+// remember moves the last inputs of a key head into the past.
+func (t *deltaTask) remember(u *deltaUnit, row *backend.Row, head int) {
 	before := t.s.spec.ConvWidth - 1
-	for m := range before {
-		dst := past[m*t.s.channels+part.past:][:part.n]
-		if at := row.Count - before + m; at >= 0 {
-			copy(dst, t.in.row(row.First + at)[part.first:])
-		} else {
-			copy(dst, past[(m+row.Count)*t.s.channels+part.past:])
+	for _, part := range t.channels(head) {
+		for m := range before {
+			dst := u.past[m*t.s.channels+part.past:][:part.n]
+			if at := row.Count - before + m; at >= 0 {
+				copy(dst, t.in.row(row.First + at)[part.first:])
+			} else {
+				copy(dst, u.past[(m+row.Count)*t.s.channels+part.past:])
+			}
 		}
 	}
 }

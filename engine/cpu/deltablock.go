@@ -55,15 +55,13 @@ func (b *blockScratch) init(dims int, floats func(n int) []float32) {
 	b.x, b.d = floats(blockRows*deltaTile), floats(deltaBlock*deltaTile)
 }
 
-// packBlock lays out the normalised keys and queries of a whole block, and
-// multiplies them with each other.
+// packBlock lays out the keys and queries of a whole block, and multiplies them with
+// each other.
 func (t *deltaTask) packBlock(w *deltaWorker) {
 	dims, b := t.s.dims, &w.block
 	for i := 0; i < deltaBlock; i += 4 {
-		n := w.kInv[i:][:4]
-		t.b.kernels.packNorm4(&b.kq[i], blockRows, &w.k[i*dims], dims, dims, &w.zeros[0], 1, n[0], n[1], n[2], n[3])
-		n = w.qInv[i:][:4]
-		t.b.kernels.packNorm4(&b.kq[deltaBlock+i], blockRows, &w.q[i*dims], dims, dims, &w.zeros[0], 1, n[0], n[1], n[2], n[3])
+		t.b.kernels.pack4(&b.kq[i], blockRows, &w.k[i*dims], dims, dims)
+		t.b.kernels.pack4(&b.kq[deltaBlock+i], blockRows, &w.q[i*dims], dims, dims)
 	}
 	t.k.pairs(&b.pairs[0], &b.kq[0], &b.kq[0], dims)
 }
@@ -87,18 +85,6 @@ func (t *deltaTask) advanceBlock(w *deltaWorker, h *deltaHead, v []float32, stri
 	}
 }
 
-// packTokens normalises keys and queries, and puts the keys behind the first ones
-// of the block.
-func (t *deltaTask) packTokens(w *deltaWorker, keys []float32, first, tokens int) {
-	dims, n, scale := t.s.dims, t.s.spec.KeyDim, t.b.kernels.scale
-	for i := range tokens {
-		q, k := &w.q[i*dims], &w.k[i*dims] // zero from dim n on, even if a row is NaN
-		scale(q, q, &w.zeros[0], n, w.qInv[i], 1)
-		scale(k, k, &w.zeros[0], n, w.kInv[i], 1)
-		t.k.match(&w.block.pairs[i*deltaBlock], &keys[0], k, q, dims, first+i)
-	}
-}
-
 // advanceTokens runs tokens of a block, after the first ones, through one value
 // head: tile by tile, and token by token in each.
 func (t *deltaTask) advanceTokens(w *deltaWorker, keys []float32, h *deltaHead, first, tokens int, v []float32, stride int) {
@@ -118,17 +104,15 @@ func (t *deltaTask) advanceTokens(w *deltaWorker, keys []float32, h *deltaHead, 
 			copy(b.kq[r*blockRows:][:deltaBlock], keys[r*deltaBlock:])
 		}
 	}
-	near := t.b.kernels.few.state
-	if tokens == 1 && !isLast { // decoding
-		t.k.token(&v[0], &h.state[0], &w.k[0], &w.q[0], dims, t.s.tiles, &h.d[0], &b.a[0], &b.p[0], first, near, rise[0], w.beta[0])
-		return
-	}
 	for tile := range t.s.tiles {
 		s := &h.state[tile*t.s.tileSize]
-		d := h.d[tile*deltaBlock*deltaTile:][:deltaBlock*deltaTile]
+		d := h.added[tile*deltaBlock*deltaTile:][:deltaBlock*deltaTile]
 		for i := range tokens {
-			t.k.token(&v[i*stride+tile*deltaTile], s, &w.k[i*dims], &w.q[i*dims], dims, 1,
-				&d[0], &b.a[i*deltaBlock], &b.p[i*deltaBlock], first+i, near, rise[i], w.beta[i])
+			w.heads[0] = tokenHead{
+				v: &v[i*stride+tile*deltaTile], s: s, d: &d[0], k: &w.k[i*dims], q: &w.q[i*dims],
+				a: &b.a[i*deltaBlock], p: &b.p[i*deltaBlock], rise: rise[i], beta: w.beta[i],
+			}
+			t.k.token((*byte)(unsafe.Pointer(&w.heads[0])), 1, dims, 1, first+i, t.b.kernels.few.state)
 		}
 		if isLast {
 			for i := range deltaBlock {
@@ -190,13 +174,13 @@ func matchGeneric(pairs, keys, k, q *float32, dims, lane int) {
 	}
 }
 
-func tokenGeneric(v, s, k, q *float32, dims, tiles int, d, a, p *float32, earlier, _ int, rise, beta float32) {
-	as, ps := unsafe.Slice(a, earlier), unsafe.Slice(p, earlier+1)
-	for i := range tiles {
-		tile := func(x *float32, rows int) *float32 {
-			return (*float32)(unsafe.Add(unsafe.Pointer(x), 4*i*rows*deltaTile))
+func tokenGeneric(heads *byte, n, dims, tiles, earlier, _ int) {
+	for _, h := range unsafe.Slice((*tokenHead)(unsafe.Pointer(heads)), n) {
+		for i := range tiles {
+			at := func(x *float32, floats int) *float32 { return (*float32)(unsafe.Add(unsafe.Pointer(x), 4*floats)) }
+			tokenGenericTile(at(h.v, i*deltaTile), at(h.s, i*dims*deltaTile), unsafe.Slice(h.k, dims), unsafe.Slice(h.q, dims),
+				at(h.d, i*deltaBlock*deltaTile), unsafe.Slice(h.a, earlier), unsafe.Slice(h.p, earlier+1), h.rise, h.beta)
 		}
-		tokenGenericTile(tile(v, 1), tile(s, dims), unsafe.Slice(k, dims), unsafe.Slice(q, dims), tile(d, deltaBlock), as, ps, rise, beta)
 	}
 }
 

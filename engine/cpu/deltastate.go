@@ -10,38 +10,45 @@ import (
 // 128 key dims, 16 KB that stay in L1 between the two passes.
 const deltaTile = 32
 
-// deltaState holds for each layer, slot and key head what a token needs there, in
-// the order in which it is needed, so that a step reads a run of memory: the past
-// inputs of the convolution; the keys of the block of tokens under way, [dims][16];
-// and for each value head its decays, what the tokens of the block have added so far,
-// [tiles][16][32], and the state before the block, [tiles][dims][32].
+// deltaState holds for each layer and slot what a token needs there, in the order in
+// which it is needed, as two runs of memory. One has for each key head the past inputs of
+// the convolution, the keys of the block of tokens under way and, for each value head,
+// its decays and what the tokens of the block have added so far. The other has the
+// states before the block.
 type deltaState struct {
 	spec     backend.DeltaSpec
 	tiles    int // of one value head
 	dims     int // key dims, rounded up; the rest is zero
 	channels int // of a key head: its q and k, and v of its value heads
 	// Floats of the parts.
-	pastSize, keysSize, dSize, tileSize, headSize, unitSize int
+	pastSize, keysSize, addedSize, unitSize, tileSize, headSize int
 
-	units []float32
-	begun []int // tokens of the block under way, by layer and slot
+	units []float32 // [layers][slots][key heads]
+	heads []float32 // [layers][slots][value heads]
+	begun []int     // tokens of the block under way, by layer and slot
 	task  deltaTask
 	reset resetTask
 }
 
-// deltaUnit is the state of one key head.
+// deltaSlot is the state of one layer and slot.
+type deltaSlot struct {
+	units, heads []float32
+	begun        *int
+}
+
+// deltaUnit is that of one key head.
 type deltaUnit struct {
 	past  []float32 // [taps−1][channels], oldest first
 	keys  []float32 // [dims][16]
-	heads []float32
+	heads []float32 // of each value head all but the state
 }
 
 // deltaHead is that of one value head.
 type deltaHead struct {
-	ratio *lanes16 // of the last token's decay to that of each
-	rise  *float32 // decay of the state before the block
-	d     []float32
-	state []float32
+	ratio *lanes16  // of the last token's decay to that of each
+	rise  *float32  // decay of the state before the block
+	added []float32 // [tiles][16][32]
+	state []float32 // [tiles][dims][32]
 }
 
 // decaySize is the floats of a value head's decays, in whole lines.
@@ -56,9 +63,10 @@ func (s *deltaState) measure(sp backend.DeltaSpec) {
 	s.channels = 2*sp.KeyDim + perHead*sp.ValueDim
 	s.pastSize = roundUp((sp.ConvWidth-1)*s.channels, line)
 	s.keysSize = s.dims * deltaBlock
-	s.dSize, s.tileSize = s.tiles*deltaBlock*deltaTile, s.dims*deltaTile
-	s.headSize = decaySize + s.dSize + s.tiles*s.tileSize
-	s.unitSize = s.pastSize + s.keysSize + perHead*s.headSize
+	s.addedSize = s.tiles * deltaBlock * deltaTile
+	s.unitSize = s.pastSize + s.keysSize + perHead*(decaySize+s.addedSize)
+	s.tileSize = s.dims * deltaTile
+	s.headSize = s.tiles * s.tileSize
 }
 
 // DeltaBytes is what [Backend.NewDeltaState] keeps of one sequence over all layers:
@@ -69,7 +77,7 @@ func DeltaBytes(sp backend.DeltaSpec) int {
 	}
 	var s deltaState
 	s.measure(sp)
-	return 4 * sp.Layers * sp.KeyHeads * s.unitSize
+	return 4 * sp.Layers * (sp.KeyHeads*s.unitSize + sp.ValueHeads*s.headSize)
 }
 
 func (s *deltaState) Spec() backend.DeltaSpec { return s.spec }
@@ -87,26 +95,30 @@ func (b *Backend) NewDeltaState(sp backend.DeltaSpec) (backend.DeltaState, error
 	if s.units, err = b.mem.floats(sp.Layers * sp.Slots * sp.KeyHeads * s.unitSize); err != nil {
 		return nil, err
 	}
+	if s.heads, err = b.mem.floats(sp.Layers * sp.Slots * sp.ValueHeads * s.headSize); err != nil {
+		return nil, err
+	}
 	s.reset = resetTask{pool: b.pool, s: s}
 	return s, s.task.init(b, s)
 }
 
-// slot is the units of one layer and slot, and how far their block is.
-func (s *deltaState) slot(layer, slot int) (units []float32, begun *int) {
-	i, size := layer*s.spec.Slots+slot, s.spec.KeyHeads*s.unitSize
-	return s.units[i*size:][:size], &s.begun[i]
+func (s *deltaState) slot(layer, slot int) deltaSlot {
+	i := layer*s.spec.Slots + slot
+	units, heads := s.spec.KeyHeads*s.unitSize, s.spec.ValueHeads*s.headSize
+	return deltaSlot{s.units[i*units:][:units], s.heads[i*heads:][:heads], &s.begun[i]}
 }
 
 // unit is that of a key head.
-func (s *deltaState) unit(units []float32, head int) deltaUnit {
-	u := units[head*s.unitSize:][:s.unitSize]
+func (s *deltaState) unit(slot *deltaSlot, head int) deltaUnit {
+	u := slot.units[head*s.unitSize:][:s.unitSize]
 	return deltaUnit{past: u[:s.pastSize], keys: u[s.pastSize:][:s.keysSize], heads: u[s.pastSize+s.keysSize:]}
 }
 
-// head is a value head of a unit.
-func (s *deltaState) head(u *deltaUnit, head int) deltaHead {
-	h := u.heads[head*s.headSize:][:s.headSize]
-	return deltaHead{ratio: (*lanes16)(h), rise: &h[deltaBlock], d: h[decaySize:][:s.dSize], state: h[decaySize+s.dSize:]}
+// head is a value head of a key head.
+func (s *deltaState) head(slot *deltaSlot, u *deltaUnit, keyHead, i int) deltaHead {
+	size, at := decaySize+s.addedSize, keyHead*(s.spec.ValueHeads/s.spec.KeyHeads)+i
+	h := u.heads[i*size:][:size]
+	return deltaHead{ratio: (*lanes16)(h), rise: &h[deltaBlock], added: h[decaySize:], state: slot.heads[at*s.headSize:][:s.headSize]}
 }
 
 // resetTask zeroes a slot; the workers share its layers.
@@ -129,8 +141,9 @@ func (b *Backend) ResetSlot(state backend.DeltaState, slot int) {
 func (t *resetTask) work(worker int) {
 	lo, hi := t.pool.part(worker, t.s.spec.Layers)
 	for layer := lo; layer < hi; layer++ {
-		units, begun := t.s.slot(layer, t.slot)
-		clear(units)
-		*begun = 0
+		slot := t.s.slot(layer, t.slot)
+		clear(slot.units)
+		clear(slot.heads)
+		*slot.begun = 0
 	}
 }

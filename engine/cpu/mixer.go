@@ -49,15 +49,15 @@ type mixerKernels struct {
 	// as many tokens, the first of which is given.
 	// solve finds d [16][32] of a tile from x = kqᵀS, and turns the values v into
 	// the outputs; stride lies between those of two tokens. It leaves d times tail.
-	// token does so for one token and some tiles that follow one another, whose rows
-	// of A and P are given, and which has earlier ones in d [tiles][16][32]; it
-	// fetches what is near bytes ahead in s.
+	// token does so for one token, with so many earlier ones in the block, and n value
+	// heads, each a tokenHead, of tiles that follow one another; it fetches what is near
+	// bytes ahead in s.
 	// update is s = s·decay + k⊗d.
 	pairs, product func(x, kq, w *float32, dims int)
 	match          func(pairs, keys, k, q *float32, dims, lane int)
 	weigh          func(a, p, ratio, pairs, decay, beta *float32, first, tokens int)
 	solve          func(v *float32, stride int, d, x, a, p, rise, beta, tail *float32)
-	token          func(v, s, k, q *float32, dims, tiles int, d, a, p *float32, earlier, near int, rise, beta float32)
+	token          func(heads *byte, n, dims, tiles, earlier, near int)
 	update         func(s, kq, d *float32, dims int, decay float32)
 
 	// convolve is silu(Σ x·w) over taps, of n channels: x is in the tap's row, and w is

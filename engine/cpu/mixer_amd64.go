@@ -125,7 +125,7 @@ func solveAVX2(v *float32, stride int, d *float32, x *float32, a *float32, p *fl
 func matchAVX2(pairs *float32, keys *float32, k *float32, q *float32, dims int, lane int)
 
 //go:noescape
-func tokenAVX2(v *float32, s *float32, k *float32, q *float32, dims int, tiles int, d *float32, a *float32, p *float32, earlier int, near int, rise float32, beta float32)
+func tokenAVX2(heads *byte, n int, dims int, tiles int, earlier int, near int)
 
 //go:noescape
 func updateAVX2(s *float32, kq *float32, d *float32, dims int, decay float32)
@@ -266,7 +266,7 @@ func solveAVX512(v *float32, stride int, d *float32, x *float32, a *float32, p *
 func matchAVX512(pairs *float32, keys *float32, k *float32, q *float32, dims int, lane int)
 
 //go:noescape
-func tokenAVX512(v *float32, s *float32, k *float32, q *float32, dims int, tiles int, d *float32, a *float32, p *float32, earlier int, near int, rise float32, beta float32)
+func tokenAVX512(heads *byte, n int, dims int, tiles int, earlier int, near int)
 
 //go:noescape
 func updateAVX512(s *float32, kq *float32, d *float32, dims int, decay float32)

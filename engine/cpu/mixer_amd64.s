@@ -4244,32 +4244,36 @@ dim:
 	VZEROUPPER
 	RET
 
-// func tokenAVX2(v *float32, s *float32, k *float32, q *float32, dims int, tiles int, d *float32, a *float32, p *float32, earlier int, near int, rise float32, beta float32)
+// func tokenAVX2(heads *byte, n int, dims int, tiles int, earlier int, near int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·tokenAVX2(SB), NOSPLIT, $0-96
-	MOVQ v+0(FP), AX
-	MOVQ s+8(FP), CX
-	MOVQ near+80(FP), DX
-	MOVQ tiles+40(FP), BX
-	MOVQ d+48(FP), SI
+TEXT ·tokenAVX2(SB), NOSPLIT, $0-48
+	MOVQ heads+0(FP), AX
+	MOVQ n+8(FP), CX
+	MOVQ near+40(FP), DX
+
+head:
+	MOVQ tiles+24(FP), BX
+	MOVQ (AX), SI
+	MOVQ 8(AX), DI
+	MOVQ 16(AX), R8
 
 tile:
-	MOVQ  earlier+72(FP), R8
-	MOVQ  SI, DI
-	TESTQ R8, R8
+	MOVQ  earlier+32(FP), R10
+	MOVQ  R8, R9
+	TESTQ R10, R10
 	JZ    fetched
 
 fetch:
-	PREFETCHT0 (DI)
-	PREFETCHT0 64(DI)
-	ADDQ       $0x00000080, DI
-	DECQ       R8
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       $0x00000080, R9
+	DECQ       R10
 	JNZ        fetch
 
 fetched:
-	MOVQ  k+16(FP), DI
-	MOVQ  q+24(FP), R8
-	MOVQ  dims+32(FP), R9
+	MOVQ  dims+16(FP), R11
+	MOVQ  24(AX), R9
+	MOVQ  32(AX), R10
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	VPXOR Y2, Y2, Y2
@@ -4280,33 +4284,33 @@ fetched:
 	VPXOR Y7, Y7, Y7
 
 dim:
-	PREFETCHT0   (CX)(DX*1)
-	PREFETCHT0   64(CX)(DX*1)
-	VBROADCASTSS (DI), Y8
-	VBROADCASTSS (R8), Y9
-	VMOVUPS      (CX), Y10
+	PREFETCHT0   (DI)(DX*1)
+	PREFETCHT0   64(DI)(DX*1)
+	VBROADCASTSS (R9), Y8
+	VBROADCASTSS (R10), Y9
+	VMOVUPS      (DI), Y10
 	VFMADD231PS  Y8, Y10, Y0
 	VFMADD231PS  Y9, Y10, Y1
-	VMOVUPS      32(CX), Y10
+	VMOVUPS      32(DI), Y10
 	VFMADD231PS  Y8, Y10, Y2
 	VFMADD231PS  Y9, Y10, Y3
-	VMOVUPS      64(CX), Y10
+	VMOVUPS      64(DI), Y10
 	VFMADD231PS  Y8, Y10, Y4
 	VFMADD231PS  Y9, Y10, Y5
-	VMOVUPS      96(CX), Y10
+	VMOVUPS      96(DI), Y10
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
-	ADDQ         $0x00000080, CX
-	ADDQ         $0x04, DI
-	ADDQ         $0x04, R8
-	DECQ         R9
+	ADDQ         $0x00000080, DI
+	ADDQ         $0x04, R9
+	ADDQ         $0x04, R10
+	DECQ         R11
 	JNZ          dim
-	VBROADCASTSS rise+88(FP), Y8
-	VBROADCASTSS beta+92(FP), Y9
-	VMOVUPS      (AX), Y10
-	VMOVUPS      32(AX), Y11
-	VMOVUPS      64(AX), Y12
-	VMOVUPS      96(AX), Y13
+	VBROADCASTSS 56(AX), Y8
+	VBROADCASTSS 60(AX), Y9
+	VMOVUPS      (SI), Y10
+	VMOVUPS      32(SI), Y11
+	VMOVUPS      64(SI), Y12
+	VMOVUPS      96(SI), Y13
 	VFNMADD231PS Y0, Y8, Y10
 	VMULPS       Y9, Y10, Y10
 	VMULPS       Y8, Y1, Y1
@@ -4319,52 +4323,55 @@ dim:
 	VFNMADD231PS Y6, Y8, Y13
 	VMULPS       Y9, Y13, Y13
 	VMULPS       Y8, Y7, Y7
-	MOVQ         a+56(FP), R8
-	MOVQ         p+64(FP), R9
-	MOVQ         SI, DI
-	MOVQ         earlier+72(FP), R10
-	TESTQ        R10, R10
+	MOVQ         R8, R9
+	MOVQ         40(AX), R10
+	MOVQ         48(AX), R11
+	MOVQ         earlier+32(FP), R12
+	TESTQ        R12, R12
 	JZ           last
 
 earlier:
-	VMOVUPS      (DI), Y0
-	VMOVUPS      32(DI), Y2
-	VMOVUPS      64(DI), Y4
-	VMOVUPS      96(DI), Y6
-	VBROADCASTSS (R8), Y8
+	VMOVUPS      (R9), Y0
+	VMOVUPS      32(R9), Y2
+	VMOVUPS      64(R9), Y4
+	VMOVUPS      96(R9), Y6
+	VBROADCASTSS (R10), Y8
 	VFNMADD231PS Y8, Y0, Y10
 	VFNMADD231PS Y8, Y2, Y11
 	VFNMADD231PS Y8, Y4, Y12
 	VFNMADD231PS Y8, Y6, Y13
-	VBROADCASTSS (R9), Y8
+	VBROADCASTSS (R11), Y8
 	VFMADD231PS  Y8, Y0, Y1
 	VFMADD231PS  Y8, Y2, Y3
 	VFMADD231PS  Y8, Y4, Y5
 	VFMADD231PS  Y8, Y6, Y7
-	ADDQ         $0x00000080, DI
-	ADDQ         $0x04, R8
-	ADDQ         $0x04, R9
-	DECQ         R10
+	ADDQ         $0x00000080, R9
+	ADDQ         $0x04, R10
+	ADDQ         $0x04, R11
+	DECQ         R12
 	JNZ          earlier
 
 last:
-	VMOVUPS      Y10, (DI)
-	VMOVUPS      Y11, 32(DI)
-	VMOVUPS      Y12, 64(DI)
-	VMOVUPS      Y13, 96(DI)
-	VBROADCASTSS (R9), Y0
+	VMOVUPS      Y10, (R9)
+	VMOVUPS      Y11, 32(R9)
+	VMOVUPS      Y12, 64(R9)
+	VMOVUPS      Y13, 96(R9)
+	VBROADCASTSS (R11), Y0
 	VFMADD231PS  Y0, Y10, Y1
 	VFMADD231PS  Y0, Y11, Y3
 	VFMADD231PS  Y0, Y12, Y5
 	VFMADD231PS  Y0, Y13, Y7
-	VMOVUPS      Y1, (AX)
-	VMOVUPS      Y3, 32(AX)
-	VMOVUPS      Y5, 64(AX)
-	VMOVUPS      Y7, 96(AX)
-	ADDQ         $0x00000080, AX
-	ADDQ         $0x00000800, SI
+	VMOVUPS      Y1, (SI)
+	VMOVUPS      Y3, 32(SI)
+	VMOVUPS      Y5, 64(SI)
+	VMOVUPS      Y7, 96(SI)
+	ADDQ         $0x00000080, SI
+	ADDQ         $0x00000800, R8
 	DECQ         BX
 	JNZ          tile
+	ADDQ         $0x40, AX
+	DECQ         CX
+	JNZ          head
 	VZEROUPPER
 	RET
 
@@ -7619,94 +7626,101 @@ dim:
 	VZEROUPPER
 	RET
 
-// func tokenAVX512(v *float32, s *float32, k *float32, q *float32, dims int, tiles int, d *float32, a *float32, p *float32, earlier int, near int, rise float32, beta float32)
+// func tokenAVX512(heads *byte, n int, dims int, tiles int, earlier int, near int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·tokenAVX512(SB), NOSPLIT, $0-96
-	MOVQ v+0(FP), AX
-	MOVQ s+8(FP), CX
-	MOVQ near+80(FP), DX
-	MOVQ tiles+40(FP), BX
-	MOVQ d+48(FP), SI
+TEXT ·tokenAVX512(SB), NOSPLIT, $0-48
+	MOVQ heads+0(FP), AX
+	MOVQ n+8(FP), CX
+	MOVQ near+40(FP), DX
+
+head:
+	MOVQ tiles+24(FP), BX
+	MOVQ (AX), SI
+	MOVQ 8(AX), DI
+	MOVQ 16(AX), R8
 
 tile:
-	MOVQ  earlier+72(FP), R8
-	MOVQ  SI, DI
-	TESTQ R8, R8
+	MOVQ  earlier+32(FP), R10
+	MOVQ  R8, R9
+	TESTQ R10, R10
 	JZ    fetched
 
 fetch:
-	PREFETCHT0 (DI)
-	PREFETCHT0 64(DI)
-	ADDQ       $0x00000080, DI
-	DECQ       R8
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       $0x00000080, R9
+	DECQ       R10
 	JNZ        fetch
 
 fetched:
-	MOVQ   k+16(FP), DI
-	MOVQ   q+24(FP), R8
-	MOVQ   dims+32(FP), R9
+	MOVQ   dims+16(FP), R11
+	MOVQ   24(AX), R9
+	MOVQ   32(AX), R10
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
 
 dim:
-	PREFETCHT0   (CX)(DX*1)
-	PREFETCHT0   64(CX)(DX*1)
-	VBROADCASTSS (DI), Z4
-	VBROADCASTSS (R8), Z5
-	VMOVUPS      (CX), Z6
+	PREFETCHT0   (DI)(DX*1)
+	PREFETCHT0   64(DI)(DX*1)
+	VBROADCASTSS (R9), Z4
+	VBROADCASTSS (R10), Z5
+	VMOVUPS      (DI), Z6
 	VFMADD231PS  Z4, Z6, Z0
 	VFMADD231PS  Z5, Z6, Z1
-	VMOVUPS      64(CX), Z6
+	VMOVUPS      64(DI), Z6
 	VFMADD231PS  Z4, Z6, Z2
 	VFMADD231PS  Z5, Z6, Z3
-	ADDQ         $0x00000080, CX
-	ADDQ         $0x04, DI
-	ADDQ         $0x04, R8
-	DECQ         R9
+	ADDQ         $0x00000080, DI
+	ADDQ         $0x04, R9
+	ADDQ         $0x04, R10
+	DECQ         R11
 	JNZ          dim
-	VBROADCASTSS rise+88(FP), Z4
-	VBROADCASTSS beta+92(FP), Z5
-	VMOVUPS      (AX), Z6
-	VMOVUPS      64(AX), Z7
+	VBROADCASTSS 56(AX), Z4
+	VBROADCASTSS 60(AX), Z5
+	VMOVUPS      (SI), Z6
+	VMOVUPS      64(SI), Z7
 	VFNMADD231PS Z0, Z4, Z6
 	VMULPS       Z5, Z6, Z6
 	VMULPS       Z4, Z1, Z1
 	VFNMADD231PS Z2, Z4, Z7
 	VMULPS       Z5, Z7, Z7
 	VMULPS       Z4, Z3, Z3
-	MOVQ         a+56(FP), R8
-	MOVQ         p+64(FP), R9
-	MOVQ         SI, DI
-	MOVQ         earlier+72(FP), R10
-	TESTQ        R10, R10
+	MOVQ         R8, R9
+	MOVQ         40(AX), R10
+	MOVQ         48(AX), R11
+	MOVQ         earlier+32(FP), R12
+	TESTQ        R12, R12
 	JZ           last
 
 earlier:
-	VMOVUPS           (DI), Z4
-	VMOVUPS           64(DI), Z5
-	VFNMADD231PS.BCST (R8), Z4, Z6
-	VFNMADD231PS.BCST (R8), Z5, Z7
-	VFMADD231PS.BCST  (R9), Z4, Z1
-	VFMADD231PS.BCST  (R9), Z5, Z3
-	ADDQ              $0x00000080, DI
-	ADDQ              $0x04, R8
-	ADDQ              $0x04, R9
-	DECQ              R10
+	VMOVUPS           (R9), Z4
+	VMOVUPS           64(R9), Z5
+	VFNMADD231PS.BCST (R10), Z4, Z6
+	VFNMADD231PS.BCST (R10), Z5, Z7
+	VFMADD231PS.BCST  (R11), Z4, Z1
+	VFMADD231PS.BCST  (R11), Z5, Z3
+	ADDQ              $0x00000080, R9
+	ADDQ              $0x04, R10
+	ADDQ              $0x04, R11
+	DECQ              R12
 	JNZ               earlier
 
 last:
-	VMOVUPS          Z6, (DI)
-	VMOVUPS          Z7, 64(DI)
-	VFMADD231PS.BCST (R9), Z6, Z1
-	VFMADD231PS.BCST (R9), Z7, Z3
-	VMOVUPS          Z1, (AX)
-	VMOVUPS          Z3, 64(AX)
-	ADDQ             $0x00000080, AX
-	ADDQ             $0x00000800, SI
+	VMOVUPS          Z6, (R9)
+	VMOVUPS          Z7, 64(R9)
+	VFMADD231PS.BCST (R11), Z6, Z1
+	VFMADD231PS.BCST (R11), Z7, Z3
+	VMOVUPS          Z1, (SI)
+	VMOVUPS          Z3, 64(SI)
+	ADDQ             $0x00000080, SI
+	ADDQ             $0x00000800, R8
 	DECQ             BX
 	JNZ              tile
+	ADDQ             $0x40, AX
+	DECQ             CX
+	JNZ              head
 	VZEROUPPER
 	RET
 

@@ -113,11 +113,18 @@ func TestMixerKernelsAreGeneric(t *testing.T) {
 			a := unsafe.Slice(x, 2*square+deltaBlock)
 			m.weigh(&a[0], &a[square], &a[2*square], &pairs[0], &decay[0], &beta[0], first, tokens)
 		})
-		tiles := 1 + rng.IntN(3)
+		tiles, heads := 1+rng.IntN(3), 1+rng.IntN(3)
 		values := tiles * deltaTile
-		states, begun := randomFloats(rng, tiles*dims*deltaTile), randomFloats(rng, values*(1+deltaBlock)) // values, then d
-		same(fmt.Sprintf("token of %s and %d tiles after %d", name, tiles, first), begun, func(m *mixerKernels, x *float32) {
-			m.token(x, &states[0], &k[0], &q[0], dims, tiles, &unsafe.Slice(x, values+1)[values], &pairs[0], &pairs[square], first, 256, 0.9, 0.7)
+		states, begun := randomFloats(rng, heads*dims*values), randomFloats(rng, heads*values*(1+deltaBlock)) // values, then d
+		same(fmt.Sprintf("token of %s, %d heads and %d tiles after %d", name, heads, tiles, first), begun, func(m *mixerKernels, x *float32) {
+			list, at := make([]tokenHead, heads), unsafe.Slice(x, len(begun))
+			for i := range list {
+				list[i] = tokenHead{
+					v: &at[i*values], d: &at[values*(heads+i*deltaBlock)], s: &states[i*dims*values], k: &k[0], q: &q[0], a: &pairs[16*i], p: &pairs[square+16*i],
+					rise: 0.9 - float32(i)/8, beta: 0.7 + float32(i)/8,
+				}
+			}
+			m.token((*byte)(unsafe.Pointer(&list[0])), heads, dims, tiles, first, 256)
 		})
 		stride := deltaTile * (1 + rng.IntN(3))
 		d := randomFloats(rng, deltaBlock*deltaTile)
@@ -411,7 +418,8 @@ func TestDeltaBytes(t *testing.T) {
 	sp := backend.DeltaSpec{Layers: 3, Slots: 5, KeyHeads: 2, ValueHeads: 6, KeyDim: 12, ValueDim: 40, ConvWidth: 4}
 	state, err := newBackend(t, Options{Threads: 1}).NewDeltaState(sp)
 	require.NoError(t, err)
-	require.Equal(t, 4*len(state.(*deltaState).units), DeltaBytes(sp)*sp.Slots)
+	s := state.(*deltaState)
+	require.Equal(t, 4*(len(s.units)+len(s.heads)), DeltaBytes(sp)*sp.Slots)
 	require.Zero(t, DeltaBytes(backend.DeltaSpec{}))
 }
 
@@ -619,7 +627,7 @@ func BenchmarkGatedDelta(b *testing.B) {
 	for _, c := range []struct{ rows, count int }{{1, 1}, {8, 1}, {64, 1}, {1, 64}, {1, 512}} {
 		b.Run(fmt.Sprintf("rows=%d/tokens=%d", c.rows, c.count), func(b *testing.B) {
 			d := newDeltaRun(b, newBackend(b, Options{}), c.rows, 16, 16, c.count)
-			b.SetBytes(int64(2 * 4 * c.rows * 16 * d.state.unitSize))
+			b.SetBytes(int64(2 * 4 * c.rows * 16 * d.state.headSize))
 			for b.Loop() {
 				d.run()
 			}

@@ -345,15 +345,21 @@ func match(isa simd.ISA) {
 	RET()
 }
 
-// token is solve for one token, with its products with the tiles s.
+// token is solve for one token, with its products with the tiles of some heads, see
+// tokenHead in package cpu.
 func token(isa simd.ISA) {
-	text("token"+isa.Name, "func(v, s, k, q *float32, dims, tiles int, d, a, p *float32, earlier, near int, rise, beta float32)")
-	v, s, near := Load(Param("v"), GP64()), Load(Param("s"), GP64()), Load(Param("near"), GP64())
-	tiles, block0 := Load(Param("tiles"), GP64()), Load(Param("d"), GP64())
+	const atV, atS, atD, atK, atQ, atA, atP, atRise, atBeta, size = 0, 8, 16, 24, 32, 40, 48, 56, 60, 64
+	text("token"+isa.Name, "func(heads *byte, n, dims, tiles, earlier, near int)")
+	heads, n, near := Load(Param("heads"), GP64()), Load(Param("n"), GP64()), Load(Param("near"), GP64())
+	Label("head")
+	tiles, v, s, d := Load(Param("tiles"), GP64()), GP64(), GP64(), GP64()
+	MOVQ(Mem{Base: heads, Disp: atV}, v)
+	MOVQ(Mem{Base: heads, Disp: atS}, s)
+	MOVQ(Mem{Base: heads, Disp: atD}, d)
 	Label("tile")
 	// What earlier tokens added lies elsewhere: it is fetched while the state is read.
 	early, left := GP64(), Load(Param("earlier"), GP64())
-	MOVQ(block0, early)
+	MOVQ(d, early)
 	TESTQ(left, left)
 	JZ(LabelRef("fetched"))
 	Label("fetch")
@@ -364,8 +370,9 @@ func token(isa simd.ISA) {
 	DECQ(left)
 	JNZ(LabelRef("fetch"))
 	Label("fetched")
-	k, q := Load(Param("k"), GP64()), Load(Param("q"), GP64())
-	dims := Load(Param("dims"), GP64())
+	k, q, dims := GP64(), GP64(), Load(Param("dims"), GP64())
+	MOVQ(Mem{Base: heads, Disp: atK}, k)
+	MOVQ(Mem{Base: heads, Disp: atQ}, q)
 	var kS, out []reg.VecVirtual
 	for range tile / isa.Lanes {
 		kS, out = append(kS, isa.Zero()), append(out, isa.Zero())
@@ -390,8 +397,8 @@ func token(isa simd.ISA) {
 	JNZ(LabelRef("dim"))
 
 	rise, beta := isa.Vec(), isa.Vec()
-	broadcast("rise", rise)
-	broadcast("beta", beta)
+	VBROADCASTSS(Mem{Base: heads, Disp: atRise}, rise)
+	VBROADCASTSS(Mem{Base: heads, Disp: atBeta}, beta)
 	value := vectors(isa, tile/isa.Lanes)
 	load(isa, Mem{Base: v}, value)
 	for c := range value {
@@ -399,29 +406,34 @@ func token(isa simd.ISA) {
 		VMULPS(beta, value[c], value[c])
 		VMULPS(rise, out[c], out[c])
 	}
-	d, a, p := GP64(), Load(Param("a"), GP64()), Load(Param("p"), GP64())
-	MOVQ(block0, d)
+	added, a, p := GP64(), GP64(), GP64() // by earlier tokens
+	MOVQ(d, added)
+	MOVQ(Mem{Base: heads, Disp: atA}, a)
+	MOVQ(Mem{Base: heads, Disp: atP}, p)
 	earlier := Load(Param("earlier"), GP64())
 	TESTQ(earlier, earlier)
 	JZ(LabelRef("last"))
 	Label("earlier")
 	w := vectors(isa, tile/isa.Lanes)
-	load(isa, Mem{Base: d}, w)
+	load(isa, Mem{Base: added}, w)
 	scaled(isa, -1, Mem{Base: a}, w, value)
 	scaled(isa, 1, Mem{Base: p}, w, out)
-	ADDQ(U32(4*tile), d)
+	ADDQ(U32(4*tile), added)
 	ADDQ(Imm(4), a)
 	ADDQ(Imm(4), p)
 	DECQ(earlier)
 	JNZ(LabelRef("earlier"))
 	Label("last")
-	store(isa, value, Mem{Base: d})
+	store(isa, value, Mem{Base: added})
 	scaled(isa, 1, Mem{Base: p}, value, out)
 	store(isa, out, Mem{Base: v})
 	ADDQ(U32(4*tile), v)
-	ADDQ(U32(4*tile*block), block0)
+	ADDQ(U32(4*tile*block), d)
 	DECQ(tiles)
 	JNZ(LabelRef("tile"))
+	ADDQ(Imm(size), heads)
+	DECQ(n)
+	JNZ(LabelRef("head"))
 	VZEROUPPER()
 	RET()
 }
