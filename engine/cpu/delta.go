@@ -34,8 +34,9 @@ type deltaWorker struct {
 	beta   [deltaBlock]float32 // of one value head
 	a, p   []float32           // [value heads][16]
 	heads  []tokenHead         // [value heads]
-	zeros  []float32           // [key dims], or of a tile
-	normed []float32           // [value dim]
+	ahead  fetchList
+	zeros  []float32 // [key dims], or of a tile
+	normed []float32 // [value dim]
 	block  blockScratch
 }
 
@@ -68,6 +69,7 @@ func (t *deltaTask) init(b *Backend, s *deltaState) (err error) {
 			rows: make([]*float32, s.spec.ConvWidth-1+deltaBlock),
 			q:    floats(most * s.dims), k: floats(most * s.dims), v: floats(most * t.valueStride()),
 			a: floats(s.spec.ValueHeads * deltaBlock), p: floats(s.spec.ValueHeads * deltaBlock), heads: make([]tokenHead, s.spec.ValueHeads),
+			ahead: make(fetchList, 0, 2+s.spec.ValueHeads/s.spec.KeyHeads*s.tiles),
 			zeros: floats(max(s.dims, deltaTile)), normed: floats(s.spec.ValueDim),
 		}
 		t.workers[i].block.init(s.dims, floats)
@@ -115,7 +117,7 @@ func (b *Backend) GatedDelta(dst, proj backend.Buffer, d *backend.GatedDelta, st
 	for i := range b.step.Rows {
 		row := &b.step.Rows[i]
 		slot := s.slot(d.Layer, row.Slot)
-		*slot.begun = (*slot.begun + row.Count) % deltaBlock
+		*slot.seen += row.Count
 	}
 }
 
@@ -144,15 +146,40 @@ func (t *deltaTask) work(worker int) {
 	}
 }
 
-// fetchSome fetches the next lines of x, and returns the rest. While a core computes,
-// memory would stand still; more at once would hold up what comes next.
-func fetchSome(x []float32) []float32 {
-	const line, some = lineBytes / 4, 56
-	n := min(len(x)/line, some)
-	if n > 0 {
-		fetchLines(&x[0], n)
+// someLines are fetched at a time. While a core computes, memory would stand still; more
+// at once would hold up what comes next.
+const someLines = 56
+
+// fetchList is what will be needed soon.
+type fetchList [][]float32
+
+// some fetches the next lines.
+func (f *fetchList) some() {
+	const line = lineBytes / 4
+	for left := someLines; left > 0 && len(*f) > 0; {
+		x := &(*f)[0]
+		n := min(len(*x)/line, left)
+		if n > 0 {
+			fetchLines(&(*x)[0], n)
+		}
+		if *x = (*x)[n*line:]; len(*x) < line {
+			*f = (*f)[1:]
+		}
+		left -= n
 	}
-	return x[n*line:]
+}
+
+// needs lists what a token reads of a key head but the states.
+func (t *deltaTask) needs(list fetchList, slot *deltaSlot, head int) fetchList {
+	begun, u := slot.begun(), t.s.unit(slot, head)
+	list = append(list, u.past, u.keys[:(begun+1)*t.s.dims])
+	for j := range t.s.spec.ValueHeads / t.s.spec.KeyHeads {
+		h := t.s.head(slot, &u, head, j)
+		for tile := range t.s.tiles {
+			list = append(list, h.added[tile*deltaBlock*deltaTile:][:begun*deltaTile])
+		}
+	}
+	return list
 }
 
 // unit runs all tokens of a row through one key head.
@@ -160,15 +187,16 @@ func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
 	sp, stride := t.s.spec, t.valueStride()
 	perHead := sp.ValueHeads / sp.KeyHeads
 	slot := t.s.slot(t.d.Layer, row.Slot)
-	u, begun := t.s.unit(&slot, head), *slot.begun
+	u, begun := t.s.unit(&slot, head), slot.begun()
 	for first := 0; first < row.Count; begun = 0 {
 		tokens := min(deltaBlock-begun, row.Count-first)
-		t.project(w, &u, row, head, first, tokens, w.q, w.k, w.v, nil)
+		t.project(w, &slot, &u, row, head, first, tokens, 0, &fetchList{})
 		if tokens == deltaBlock {
 			t.packBlock(w)
 		} else {
 			for i := range tokens {
-				t.k.match(&w.block.pairs[i*deltaBlock], &u.keys[0], &w.k[i*t.s.dims], &w.q[i*t.s.dims], t.s.dims, begun+i)
+				copy(u.keys[(begun+i)*t.s.dims:], w.k[i*t.s.dims:][:t.s.dims])
+				t.matchToken(w, i, i, u.keys, begun+i+1)
 			}
 		}
 		for j := range perHead {
@@ -185,7 +213,7 @@ func (t *deltaTask) unit(w *deltaWorker, row *backend.Row, head int) {
 		}
 		first += tokens
 	}
-	t.remember(&u, row, head)
+	t.remember(&slot, &u, row, head)
 }
 
 // decode runs the one token of a row through some key heads: first all but the
@@ -194,7 +222,7 @@ func (t *deltaTask) decode(w *deltaWorker, row *backend.Row, head, n int) {
 	sp, dims, stride := t.s.spec, t.s.dims, t.valueStride()
 	perHead := sp.ValueHeads / sp.KeyHeads
 	slot := t.s.slot(t.d.Layer, row.Slot)
-	begun := *slot.begun
+	begun := slot.begun()
 	if begun == deltaBlock-1 { // which advances the state
 		for i := range n {
 			t.unit(w, row, head+i)
@@ -204,15 +232,16 @@ func (t *deltaTask) decode(w *deltaWorker, row *backend.Row, head, n int) {
 	heads := w.heads[:0]
 	for i := range n {
 		u := t.s.unit(&slot, head+i)
-		q, k, v := w.q[i*dims:][:dims], w.k[i*dims:][:dims], w.v[i*stride:][:stride]
-		ahead := slot.heads[(head*perHead)*t.s.headSize:]
+		q, k, v := w.q[i*dims:], w.k[i*dims:][:dims], w.v[i*stride:]
+		ahead := w.ahead[:0]
 		if i+1 < n {
-			ahead = slot.units[(head+i+1)*t.s.unitSize:][:t.s.unitSize]
+			ahead = t.needs(ahead, &slot, head+i+1)
 		}
-		ahead = t.project(w, &u, row, head+i, 0, 1, q, k, v, ahead)
-		t.k.match(&w.block.pairs[0], &u.keys[0], &k[0], &q[0], dims, begun)
+		t.project(w, &slot, &u, row, head+i, 0, 1, i, &ahead)
+		copy(u.keys[begun*dims:], k)
+		t.matchToken(w, i, 0, u.keys, begun+1)
 		for j := range perHead {
-			ahead = fetchSome(ahead)
+			ahead.some()
 			t.gates(w, row.First, 1, (head+i)*perHead+j)
 			h := t.s.head(&slot, &u, head+i, j)
 			if begun == 0 {
@@ -225,7 +254,7 @@ func (t *deltaTask) decode(w *deltaWorker, row *backend.Row, head, n int) {
 				v: &v[j*t.s.tiles*deltaTile], s: &h.state[0], d: &h.added[0], k: &k[0], q: &q[0], a: a, p: p, rise: *h.rise, beta: w.beta[0],
 			})
 		}
-		t.remember(&u, row, head+i)
+		t.remember(&slot, &u, row, head+i)
 	}
 	t.k.token((*byte)(unsafe.Pointer(&heads[0])), len(heads), dims, t.s.tiles, begun, t.b.kernels.few.state)
 	for i := range heads {
@@ -239,33 +268,34 @@ func (t *deltaTask) valueStride() int {
 }
 
 // project is the convolutions of some tokens: q and k, normalised, [tokens][dims], and v
-// [tokens][value heads][tiles][32]. Meanwhile it fetches ahead, and returns the rest.
-func (t *deltaTask) project(w *deltaWorker, u *deltaUnit, row *backend.Row, head, first, tokens int, q, k, v, ahead []float32) (rest []float32) {
+// [tokens][value heads][tiles][32], from a place in the scratch on. Meanwhile it fetches
+// ahead.
+func (t *deltaTask) project(w *deltaWorker, slot *deltaSlot, u *deltaUnit, row *backend.Row, head, first, tokens, place int, ahead *fetchList) {
 	sp, dims, scale := t.s.spec, t.s.dims, t.b.kernels.scale
 	parts, taps := t.channels(head), t.tapsOf(t.d.Layer, head)
+	q, k, v := w.q[place*dims:], w.k[place*dims:], w.v[place*t.valueStride():]
 	for part, to := range [...]struct {
 		x    []float32
 		size float64
 	}{{q, 1 / math.Sqrt(float64(sp.KeyDim))}, {k, 1}} {
-		t.inputs(w, u.past, row, first, tokens, parts[part])
+		t.inputs(w, slot, u, row, first, tokens, parts[part])
 		for i := range tokens {
-			ahead = fetchSome(ahead)
+			ahead.some()
 			x := to.x[i*dims:][:sp.KeyDim] // zero from there on, even if a row is NaN
 			t.convolve(x, w.rows[i:], taps, parts[part])
-			ahead = fetchSome(ahead)
+			ahead.some()
 			scale(&x[0], &x[0], &w.zeros[0], len(x), t.norm(x, to.size), 1)
 		}
 	}
 	for j := range sp.ValueHeads / sp.KeyHeads {
 		part := parts[2]
 		part.first, part.past = part.first+j*sp.ValueDim, part.past+j*sp.ValueDim
-		t.inputs(w, u.past, row, first, tokens, part)
-		ahead = fetchSome(ahead)
+		t.inputs(w, slot, u, row, first, tokens, part)
+		ahead.some()
 		for i := range tokens {
 			t.convolve(v[i*t.valueStride()+j*t.s.tiles*deltaTile:][:sp.ValueDim], w.rows[i:], taps, part)
 		}
 	}
-	return ahead
 }
 
 // channels are some neighbouring channels of the convolution.
@@ -294,13 +324,13 @@ func (t *deltaTask) tapsOf(layer, head int) []float32 {
 }
 
 // inputs finds what the convolutions of some tokens read.
-func (t *deltaTask) inputs(w *deltaWorker, past []float32, row *backend.Row, first, tokens int, part channels) {
+func (t *deltaTask) inputs(w *deltaWorker, slot *deltaSlot, u *deltaUnit, row *backend.Row, first, tokens int, part channels) {
 	before := t.s.spec.ConvWidth - 1
 	for i := range before + tokens {
 		if at := first - before + i; at >= 0 {
 			w.rows[i] = &t.in.row(row.First + at)[part.first]
 		} else {
-			w.rows[i] = &past[(before+at)*t.s.channels+part.past]
+			w.rows[i] = &t.s.pastInputs(u, *slot.seen+at)[part.past]
 		}
 	}
 }
@@ -311,17 +341,12 @@ func (t *deltaTask) convolve(dst []float32, rows []*float32, taps []float32, par
 	t.k.convolve(&dst[0], &rows[0], &taps[part.past], len(dst), t.s.spec.ConvWidth, t.s.channels, part.ahead)
 }
 
-// remember moves the last inputs of a key head into the past.
-func (t *deltaTask) remember(u *deltaUnit, row *backend.Row, head int) {
-	before := t.s.spec.ConvWidth - 1
-	for _, part := range t.channels(head) {
-		for m := range before {
-			dst := u.past[m*t.s.channels+part.past:][:part.n]
-			if at := row.Count - before + m; at >= 0 {
-				copy(dst, t.in.row(row.First + at)[part.first:])
-			} else {
-				copy(dst, u.past[(m+row.Count)*t.s.channels+part.past:])
-			}
+// remember keeps the last inputs of a key head.
+func (t *deltaTask) remember(slot *deltaSlot, u *deltaUnit, row *backend.Row, head int) {
+	for at := max(0, row.Count-(t.s.spec.ConvWidth-1)); at < row.Count; at++ {
+		past, x := t.s.pastInputs(u, *slot.seen+at), t.in.row(row.First+at)
+		for _, part := range t.channels(head) {
+			copy(past[part.past:][:part.n], x[part.first:])
 		}
 	}
 }

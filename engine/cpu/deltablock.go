@@ -63,7 +63,17 @@ func (t *deltaTask) packBlock(w *deltaWorker) {
 		t.b.kernels.pack4(&b.kq[i], blockRows, &w.k[i*dims], dims, dims)
 		t.b.kernels.pack4(&b.kq[deltaBlock+i], blockRows, &w.q[i*dims], dims, dims)
 	}
-	t.k.pairs(&b.pairs[0], &b.kq[0], &b.kq[0], dims)
+	for i := range deltaBlock {
+		t.matchToken(w, i, i, w.k, i+1)
+	}
+}
+
+// matchToken multiplies the key and the query at a place of the scratch with the first n
+// keys, into a row of the pairs.
+func (t *deltaTask) matchToken(w *deltaWorker, i, row int, keys []float32, n int) {
+	dims, pairs := t.s.dims, w.block.pairs[row*deltaBlock:]
+	t.k.match(&pairs[0], &keys[0], &w.k[i*dims], dims, n)
+	t.k.match(&pairs[deltaBlock*deltaBlock], &keys[0], &w.q[i*dims], dims, n)
 }
 
 // advanceBlock runs a whole block through one value head, tile by tile. The
@@ -100,8 +110,8 @@ func (t *deltaTask) advanceTokens(w *deltaWorker, keys []float32, h *deltaHead, 
 	t.k.weigh(&b.a[0], &b.p[0], &h.ratio[0], &b.pairs[0], &w.decay[0], &w.beta[0], first, tokens)
 	isLast := first+tokens == deltaBlock
 	if isLast {
-		for r := range dims {
-			copy(b.kq[r*blockRows:][:deltaBlock], keys[r*deltaBlock:])
+		for i := 0; i < deltaBlock; i += 4 {
+			t.b.kernels.pack4(&b.kq[i], blockRows, &keys[i*dims], dims, dims)
 		}
 	}
 	for tile := range t.s.tiles {
@@ -123,18 +133,15 @@ func (t *deltaTask) advanceTokens(w *deltaWorker, keys []float32, h *deltaHead, 
 	}
 }
 
-// productGeneric makes a kernel for a number of columns.
-func productGeneric(columns int) func(x, kq, w *float32, dims int) {
-	return func(x, kq, w *float32, dims int) {
-		xs := unsafe.Slice(x, blockRows*columns)
-		rows := unsafe.Slice((*[blockRows]float32)(unsafe.Pointer(kq)), dims)
-		ws := unsafe.Slice((*[deltaTile]float32)(unsafe.Pointer(w)), dims)
-		clear(xs)
-		for i := range rows {
-			for r, v := range &rows[i] {
-				for c := range columns {
-					xs[r*columns+c] = fma(v, ws[i][c], xs[r*columns+c])
-				}
+func productGeneric(x, kq, w *float32, dims int) {
+	xs := unsafe.Slice((*[deltaTile]float32)(unsafe.Pointer(x)), blockRows)
+	rows := unsafe.Slice((*[blockRows]float32)(unsafe.Pointer(kq)), dims)
+	ws := unsafe.Slice((*[deltaTile]float32)(unsafe.Pointer(w)), dims)
+	clear(xs)
+	for i := range rows {
+		for r, v := range &rows[i] {
+			for c := range &xs[r] {
+				xs[r][c] = fma(v, ws[i][c], xs[r][c])
 			}
 		}
 	}
@@ -159,18 +166,12 @@ func weighGeneric(a, p, ratio, pairs, decay, beta *float32, first, tokens int) {
 	}
 }
 
-func matchGeneric(pairs, keys, k, q *float32, dims, lane int) {
-	both := unsafe.Slice((*lanes16)(unsafe.Pointer(pairs)), deltaBlock+1)
-	kk, qk := &both[0], &both[deltaBlock]
-	*kk, *qk = lanes16{}, lanes16{}
-	ks, qs := unsafe.Slice(k, dims), unsafe.Slice(q, dims)
-	rows := unsafe.Slice((*lanes16)(unsafe.Pointer(keys)), dims)
-	for i := range rows {
-		rows[i][lane] = ks[i]
-		for j, w := range &rows[i] {
-			kk[j] = fma(ks[i], w, kk[j])
-			qk[j] = fma(qs[i], w, qk[j])
-		}
+func matchGeneric(pairs, keys, x *float32, dims, n int) {
+	n = roundUp(n, 4)
+	row := (*lanes16)(unsafe.Pointer(pairs))
+	*row = lanes16{}
+	for j := range n {
+		row[j] = dotGeneric(x, &unsafe.Slice(keys, n*dims)[j*dims], dims)
 	}
 }
 

@@ -20,12 +20,13 @@ type deltaState struct {
 	tiles    int // of one value head
 	dims     int // key dims, rounded up; the rest is zero
 	channels int // of a key head: its q and k, and v of its value heads
+	ring     int // a power of two: the place of a past input is its position modulo ring
 	// Floats of the parts.
 	pastSize, keysSize, addedSize, unitSize, tileSize, headSize int
 
 	units []float32 // [layers][slots][key heads]
 	heads []float32 // [layers][slots][value heads]
-	begun []int     // tokens of the block under way, by layer and slot
+	seen  []int     // tokens, by layer and slot
 	task  deltaTask
 	reset resetTask
 }
@@ -33,13 +34,13 @@ type deltaState struct {
 // deltaSlot is the state of one layer and slot.
 type deltaSlot struct {
 	units, heads []float32
-	begun        *int
+	seen         *int
 }
 
 // deltaUnit is that of one key head.
 type deltaUnit struct {
-	past  []float32 // [taps−1][channels], oldest first
-	keys  []float32 // [dims][16]
+	past  []float32 // [ring][channels]
+	keys  []float32 // [16][dims]
 	heads []float32 // of each value head all but the state
 }
 
@@ -59,9 +60,11 @@ func (s *deltaState) measure(sp backend.DeltaSpec) {
 	const line = lineBytes / 4
 	perHead := sp.ValueHeads / sp.KeyHeads
 	s.spec = sp
-	s.tiles, s.dims = (sp.ValueDim+deltaTile-1)/deltaTile, roundUp(sp.KeyDim, 8)
+	s.tiles, s.dims = (sp.ValueDim+deltaTile-1)/deltaTile, roundUp(sp.KeyDim, 16)
 	s.channels = 2*sp.KeyDim + perHead*sp.ValueDim
-	s.pastSize = roundUp((sp.ConvWidth-1)*s.channels, line)
+	for s.ring = 1; s.ring < sp.ConvWidth-1; s.ring *= 2 {
+	}
+	s.pastSize = roundUp(s.ring*s.channels, line)
 	s.keysSize = s.dims * deltaBlock
 	s.addedSize = s.tiles * deltaBlock * deltaTile
 	s.unitSize = s.pastSize + s.keysSize + perHead*(decaySize+s.addedSize)
@@ -89,7 +92,7 @@ func (b *Backend) NewDeltaState(sp backend.DeltaSpec) (backend.DeltaState, error
 		sp.KeyDim < 1 || sp.ValueDim < 1 || sp.ConvWidth < 1 {
 		return nil, fmt.Errorf("cpu: a delta state of %+v", sp)
 	}
-	s := &deltaState{begun: make([]int, sp.Layers*sp.Slots)}
+	s := &deltaState{seen: make([]int, sp.Layers*sp.Slots)}
 	s.measure(sp)
 	var err error
 	if s.units, err = b.mem.floats(sp.Layers * sp.Slots * sp.KeyHeads * s.unitSize); err != nil {
@@ -105,13 +108,21 @@ func (b *Backend) NewDeltaState(sp backend.DeltaSpec) (backend.DeltaState, error
 func (s *deltaState) slot(layer, slot int) deltaSlot {
 	i := layer*s.spec.Slots + slot
 	units, heads := s.spec.KeyHeads*s.unitSize, s.spec.ValueHeads*s.headSize
-	return deltaSlot{s.units[i*units:][:units], s.heads[i*heads:][:heads], &s.begun[i]}
+	return deltaSlot{s.units[i*units:][:units], s.heads[i*heads:][:heads], &s.seen[i]}
 }
+
+// begun is the number of tokens of the block under way.
+func (s *deltaSlot) begun() int { return *s.seen % deltaBlock }
 
 // unit is that of a key head.
 func (s *deltaState) unit(slot *deltaSlot, head int) deltaUnit {
 	u := slot.units[head*s.unitSize:][:s.unitSize]
 	return deltaUnit{past: u[:s.pastSize], keys: u[s.pastSize:][:s.keysSize], heads: u[s.pastSize+s.keysSize:]}
+}
+
+// pastInputs are those of the channels of a key head, at a position.
+func (s *deltaState) pastInputs(u *deltaUnit, position int) []float32 {
+	return u.past[position&(s.ring-1)*s.channels:][:s.channels]
 }
 
 // head is a value head of a key head.
@@ -144,6 +155,6 @@ func (t *resetTask) work(worker int) {
 		slot := t.s.slot(layer, t.slot)
 		clear(slot.units)
 		clear(slot.heads)
-		*slot.begun = 0
+		*slot.seen = 0
 	}
 }

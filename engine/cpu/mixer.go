@@ -39,12 +39,11 @@ type mixerKernels struct {
 
 	// Of a block of 16 tokens under the gated delta rule, in the terms of
 	// deltaBlock. There kq is [dims][32], and a tile s of the state [dims][32];
-	// dims is a multiple of 8.
+	// dims is a multiple of 16.
 	//
-	// pairs and product multiply w [dims][32] by all rows of kq: pairs its first
-	// 16 columns, into [32][16], product all, into [32][32].
-	// match puts k into its lane of the keys [dims][16] of the block, and makes one row
-	// each of the pairs k·k and q·k with them, 16 rows apart.
+	// product multiplies w [dims][32] by all rows of kq, into [32][32].
+	// match makes a row of the pairs k·k or q·k, of x with n keys [n][dims]; n is rounded
+	// up to a multiple of 4, and the rest of the row is zero.
 	// weigh makes rows of A and P from the pairs, and moves a row of D on by
 	// as many tokens, the first of which is given.
 	// solve finds d [16][32] of a tile from x = kqᵀS, and turns the values v into
@@ -53,12 +52,12 @@ type mixerKernels struct {
 	// heads, each a tokenHead, of tiles that follow one another; it fetches what is near
 	// bytes ahead in s.
 	// update is s = s·decay + k⊗d.
-	pairs, product func(x, kq, w *float32, dims int)
-	match          func(pairs, keys, k, q *float32, dims, lane int)
-	weigh          func(a, p, ratio, pairs, decay, beta *float32, first, tokens int)
-	solve          func(v *float32, stride int, d, x, a, p, rise, beta, tail *float32)
-	token          func(heads *byte, n, dims, tiles, earlier, near int)
-	update         func(s, kq, d *float32, dims int, decay float32)
+	product func(x, kq, w *float32, dims int)
+	match   func(pairs, keys, x *float32, dims, n int)
+	weigh   func(a, p, ratio, pairs, decay, beta *float32, first, tokens int)
+	solve   func(v *float32, stride int, d, x, a, p, rise, beta, tail *float32)
+	token   func(heads *byte, n, dims, tiles, earlier, near int)
+	update  func(s, kq, d *float32, dims int, decay float32)
 
 	// convolve is silu(Σ x·w) over taps, of n channels: x is in the tap's row, and w is
 	// [taps][stride]. It fetches what lies ahead of the last row.
@@ -107,8 +106,7 @@ var mixersGeneric = &mixerKernels{
 	},
 	softmax:   softmaxGeneric,
 	merge:     mergeGeneric,
-	pairs:     productGeneric(deltaBlock),
-	product:   productGeneric(deltaTile),
+	product:   productGeneric,
 	match:     matchGeneric,
 	weigh:     weighGeneric,
 	solve:     solveGeneric,

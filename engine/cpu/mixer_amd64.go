@@ -110,9 +110,6 @@ func softmaxAVX2(p *float32, n int, max *float32) float32
 func mergeAVX2(acc *float32, part *float32, a *float32, b *float32, rows int, chunks int)
 
 //go:noescape
-func pairsAVX2(x *float32, kq *float32, w *float32, dims int)
-
-//go:noescape
 func productAVX2(x *float32, kq *float32, w *float32, dims int)
 
 //go:noescape
@@ -122,7 +119,7 @@ func weighAVX2(a *float32, p *float32, ratio *float32, pairs *float32, decay *fl
 func solveAVX2(v *float32, stride int, d *float32, x *float32, a *float32, p *float32, rise *float32, beta *float32, tail *float32)
 
 //go:noescape
-func matchAVX2(pairs *float32, keys *float32, k *float32, q *float32, dims int, lane int)
+func matchAVX2(pairs *float32, keys *float32, x *float32, dims int, n int)
 
 //go:noescape
 func tokenAVX2(heads *byte, n int, dims int, tiles int, earlier int, near int)
@@ -251,9 +248,6 @@ func softmaxAVX512(p *float32, n int, max *float32) float32
 func mergeAVX512(acc *float32, part *float32, a *float32, b *float32, rows int, chunks int)
 
 //go:noescape
-func pairsAVX512(x *float32, kq *float32, w *float32, dims int)
-
-//go:noescape
 func productAVX512(x *float32, kq *float32, w *float32, dims int)
 
 //go:noescape
@@ -263,7 +257,7 @@ func weighAVX512(a *float32, p *float32, ratio *float32, pairs *float32, decay *
 func solveAVX512(v *float32, stride int, d *float32, x *float32, a *float32, p *float32, rise *float32, beta *float32, tail *float32)
 
 //go:noescape
-func matchAVX512(pairs *float32, keys *float32, k *float32, q *float32, dims int, lane int)
+func matchAVX512(pairs *float32, keys *float32, x *float32, dims int, n int)
 
 //go:noescape
 func tokenAVX512(heads *byte, n int, dims int, tiles int, earlier int, near int)

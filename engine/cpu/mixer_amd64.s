@@ -3873,60 +3873,6 @@ row:
 	VZEROUPPER
 	RET
 
-// func pairsAVX2(x *float32, kq *float32, w *float32, dims int)
-// Requires: AVX, AVX2, FMA3
-TEXT ·pairsAVX2(SB), NOSPLIT, $0-32
-	MOVQ x+0(FP), AX
-	MOVQ kq+8(FP), CX
-	MOVQ $0x00000008, DX
-
-rows:
-	MOVQ  w+16(FP), BX
-	MOVQ  dims+24(FP), SI
-	MOVQ  CX, DI
-	VPXOR Y0, Y0, Y0
-	VPXOR Y1, Y1, Y1
-	VPXOR Y2, Y2, Y2
-	VPXOR Y3, Y3, Y3
-	VPXOR Y4, Y4, Y4
-	VPXOR Y5, Y5, Y5
-	VPXOR Y6, Y6, Y6
-	VPXOR Y7, Y7, Y7
-
-dimsa:
-	VMOVUPS      (BX), Y8
-	VMOVUPS      32(BX), Y9
-	VBROADCASTSS (DI), Y10
-	VFMADD231PS  Y10, Y8, Y0
-	VFMADD231PS  Y10, Y9, Y1
-	VBROADCASTSS 4(DI), Y10
-	VFMADD231PS  Y10, Y8, Y2
-	VFMADD231PS  Y10, Y9, Y3
-	VBROADCASTSS 8(DI), Y10
-	VFMADD231PS  Y10, Y8, Y4
-	VFMADD231PS  Y10, Y9, Y5
-	VBROADCASTSS 12(DI), Y10
-	VFMADD231PS  Y10, Y8, Y6
-	VFMADD231PS  Y10, Y9, Y7
-	ADDQ         $0x00000080, BX
-	ADDQ         $0x00000080, DI
-	DECQ         SI
-	JNZ          dimsa
-	VMOVUPS      Y0, (AX)
-	VMOVUPS      Y1, 32(AX)
-	VMOVUPS      Y2, 64(AX)
-	VMOVUPS      Y3, 96(AX)
-	VMOVUPS      Y4, 128(AX)
-	VMOVUPS      Y5, 160(AX)
-	VMOVUPS      Y6, 192(AX)
-	VMOVUPS      Y7, 224(AX)
-	ADDQ         $0x00000100, AX
-	ADDQ         $0x00000010, CX
-	DECQ         DX
-	JNZ          rows
-	VZEROUPPER
-	RET
-
 // func productAVX2(x *float32, kq *float32, w *float32, dims int)
 // Requires: AVX, AVX2, FMA3
 TEXT ·productAVX2(SB), NOSPLIT, $0-32
@@ -4199,48 +4145,78 @@ tail:
 	VZEROUPPER
 	RET
 
-// func matchAVX2(pairs *float32, keys *float32, k *float32, q *float32, dims int, lane int)
+// func matchAVX2(pairs *float32, keys *float32, x *float32, dims int, n int)
 // Requires: AVX, AVX2, FMA3
-TEXT ·matchAVX2(SB), NOSPLIT, $0-48
-	MOVQ   keys+8(FP), AX
-	MOVQ   k+16(FP), CX
-	MOVQ   q+24(FP), DX
-	MOVQ   dims+32(FP), BX
-	MOVQ   pairs+0(FP), SI
-	MOVQ   lane+40(FP), R8
-	LEAQ   units<>+60(SB), DI
-	SHLQ   $0x02, R8
-	SUBQ   R8, DI
-	VPXOR  Y0, Y0, Y0
-	VPXOR  Y1, Y1, Y1
-	VPXOR  Y2, Y2, Y2
-	VCMPPS $0x04, (DI), Y0, Y3
-	VPXOR  Y4, Y4, Y4
-	VPXOR  Y5, Y5, Y5
-	VCMPPS $0x04, 32(DI), Y0, Y0
+TEXT ·matchAVX2(SB), NOSPLIT, $0-40
+	MOVQ    pairs+0(FP), AX
+	MOVQ    n+32(FP), CX
+	MOVQ    dims+24(FP), DX
+	SHLQ    $0x02, DX
+	VPXOR   Y0, Y0, Y0
+	VMOVUPS Y0, (AX)
+	VMOVUPS Y0, 32(AX)
+	MOVQ    keys+8(FP), BX
 
-dim:
-	VMOVUPS      (AX), Y6
-	VMOVUPS      32(AX), Y7
-	VBROADCASTSS (CX), Y8
-	VBLENDVPS    Y3, Y8, Y6, Y6
-	VFMADD231PS  Y8, Y6, Y1
-	VBLENDVPS    Y0, Y8, Y7, Y7
-	VFMADD231PS  Y8, Y7, Y4
-	VMOVUPS      Y6, (AX)
-	VMOVUPS      Y7, 32(AX)
-	VBROADCASTSS (DX), Y8
-	VFMADD231PS  Y8, Y6, Y2
-	VFMADD231PS  Y8, Y7, Y5
-	ADDQ         $0x40, AX
-	ADDQ         $0x04, CX
-	ADDQ         $0x04, DX
-	DECQ         BX
-	JNZ          dim
-	VMOVUPS      Y1, (SI)
-	VMOVUPS      Y4, 32(SI)
-	VMOVUPS      Y2, 1024(SI)
-	VMOVUPS      Y5, 1056(SI)
+keys:
+	MOVQ  BX, SI
+	VPXOR Y0, Y0, Y0
+	VPXOR Y1, Y1, Y1
+	LEAQ  (SI)(DX*1), DI
+	VPXOR Y2, Y2, Y2
+	VPXOR Y3, Y3, Y3
+	LEAQ  (DI)(DX*1), R8
+	VPXOR Y4, Y4, Y4
+	VPXOR Y5, Y5, Y5
+	LEAQ  (R8)(DX*1), R9
+	VPXOR Y6, Y6, Y6
+	VPXOR Y7, Y7, Y7
+	MOVQ  x+16(FP), R10
+	MOVQ  dims+24(FP), R11
+
+dims:
+	VMOVUPS      (R10), Y8
+	VMOVUPS      32(R10), Y9
+	VFMADD231PS  (SI), Y8, Y0
+	VFMADD231PS  32(SI), Y9, Y1
+	ADDQ         $0x40, SI
+	VFMADD231PS  (DI), Y8, Y2
+	VFMADD231PS  32(DI), Y9, Y3
+	ADDQ         $0x40, DI
+	VFMADD231PS  (R8), Y8, Y4
+	VFMADD231PS  32(R8), Y9, Y5
+	ADDQ         $0x40, R8
+	VFMADD231PS  (R9), Y8, Y6
+	VFMADD231PS  32(R9), Y9, Y7
+	ADDQ         $0x40, R9
+	ADDQ         $0x40, R10
+	SUBQ         $0x10, R11
+	JNZ          dims
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X1
+	VADDPS       X1, X2, X2
+	VADDPS       Y5, Y4, Y4
+	VEXTRACTF128 $0x01, Y4, X1
+	VADDPS       X1, X4, X4
+	VADDPS       Y7, Y6, Y6
+	VEXTRACTF128 $0x01, Y6, X1
+	VADDPS       X1, X6, X6
+	VUNPCKLPS    X2, X0, X1
+	VUNPCKHPS    X2, X0, X0
+	VADDPS       X0, X1, X1
+	VUNPCKLPS    X6, X4, X0
+	VUNPCKHPS    X6, X4, X2
+	VADDPS       X2, X0, X0
+	VUNPCKLPD    X0, X1, X2
+	VUNPCKHPD    X0, X1, X0
+	VADDPS       X0, X2, X2
+	VMOVUPS      X2, (AX)
+	ADDQ         $0x10, AX
+	LEAQ         (BX)(DX*4), BX
+	SUBQ         $0x04, CX
+	JG           keys
 	VZEROUPPER
 	RET
 
@@ -6950,79 +6926,6 @@ row:
 	VZEROUPPER
 	RET
 
-// func pairsAVX512(x *float32, kq *float32, w *float32, dims int)
-// Requires: AVX, AVX512F
-TEXT ·pairsAVX512(SB), NOSPLIT, $0-32
-	MOVQ x+0(FP), AX
-	MOVQ kq+8(FP), CX
-	MOVQ $0x00000002, DX
-
-rows:
-	MOVQ   w+16(FP), BX
-	MOVQ   dims+24(FP), SI
-	MOVQ   CX, DI
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-
-dimsa:
-	VMOVUPS          (BX), Z16
-	VFMADD231PS.BCST (DI), Z16, Z0
-	VFMADD231PS.BCST 4(DI), Z16, Z1
-	VFMADD231PS.BCST 8(DI), Z16, Z2
-	VFMADD231PS.BCST 12(DI), Z16, Z3
-	VFMADD231PS.BCST 16(DI), Z16, Z4
-	VFMADD231PS.BCST 20(DI), Z16, Z5
-	VFMADD231PS.BCST 24(DI), Z16, Z6
-	VFMADD231PS.BCST 28(DI), Z16, Z7
-	VFMADD231PS.BCST 32(DI), Z16, Z8
-	VFMADD231PS.BCST 36(DI), Z16, Z9
-	VFMADD231PS.BCST 40(DI), Z16, Z10
-	VFMADD231PS.BCST 44(DI), Z16, Z11
-	VFMADD231PS.BCST 48(DI), Z16, Z12
-	VFMADD231PS.BCST 52(DI), Z16, Z13
-	VFMADD231PS.BCST 56(DI), Z16, Z14
-	VFMADD231PS.BCST 60(DI), Z16, Z15
-	ADDQ             $0x00000080, BX
-	ADDQ             $0x00000080, DI
-	DECQ             SI
-	JNZ              dimsa
-	VMOVUPS          Z0, (AX)
-	VMOVUPS          Z1, 64(AX)
-	VMOVUPS          Z2, 128(AX)
-	VMOVUPS          Z3, 192(AX)
-	VMOVUPS          Z4, 256(AX)
-	VMOVUPS          Z5, 320(AX)
-	VMOVUPS          Z6, 384(AX)
-	VMOVUPS          Z7, 448(AX)
-	VMOVUPS          Z8, 512(AX)
-	VMOVUPS          Z9, 576(AX)
-	VMOVUPS          Z10, 640(AX)
-	VMOVUPS          Z11, 704(AX)
-	VMOVUPS          Z12, 768(AX)
-	VMOVUPS          Z13, 832(AX)
-	VMOVUPS          Z14, 896(AX)
-	VMOVUPS          Z15, 960(AX)
-	ADDQ             $0x00000400, AX
-	ADDQ             $0x00000040, CX
-	DECQ             DX
-	JNZ              rows
-	VZEROUPPER
-	RET
-
 // func productAVX512(x *float32, kq *float32, w *float32, dims int)
 // Requires: AVX, AVX512F
 TEXT ·productAVX512(SB), NOSPLIT, $0-32
@@ -7592,37 +7495,72 @@ half:
 	VZEROUPPER
 	RET
 
-// func matchAVX512(pairs *float32, keys *float32, k *float32, q *float32, dims int, lane int)
+// func matchAVX512(pairs *float32, keys *float32, x *float32, dims int, n int)
 // Requires: AVX, AVX512F
-TEXT ·matchAVX512(SB), NOSPLIT, $0-48
-	MOVQ   keys+8(FP), AX
-	MOVQ   k+16(FP), CX
-	MOVQ   q+24(FP), DX
-	MOVQ   dims+32(FP), BX
-	MOVQ   pairs+0(FP), SI
-	MOVQ   lane+40(FP), R8
-	LEAQ   units<>+60(SB), DI
-	SHLQ   $0x02, R8
-	SUBQ   R8, DI
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VCMPPS $0x04, (DI), Z0, K1
+TEXT ·matchAVX512(SB), NOSPLIT, $0-40
+	MOVQ    pairs+0(FP), AX
+	MOVQ    n+32(FP), CX
+	MOVQ    dims+24(FP), DX
+	SHLQ    $0x02, DX
+	VPXORD  Z0, Z0, Z0
+	VMOVUPS Z0, (AX)
+	MOVQ    keys+8(FP), BX
 
-dim:
-	VMOVUPS          (AX), Z0
-	VBROADCASTSS     (CX), Z3
-	VMOVAPS          Z3, K1, Z0
-	VFMADD231PS      Z3, Z0, Z1
-	VMOVUPS          Z0, (AX)
-	VFMADD231PS.BCST (DX), Z0, Z2
-	ADDQ             $0x40, AX
-	ADDQ             $0x04, CX
-	ADDQ             $0x04, DX
-	DECQ             BX
-	JNZ              dim
-	VMOVUPS          Z1, (SI)
-	VMOVUPS          Z2, 1024(SI)
+keys:
+	MOVQ   BX, SI
+	VPXORD Z1, Z1, Z1
+	LEAQ   (SI)(DX*1), DI
+	VPXORD Z2, Z2, Z2
+	LEAQ   (DI)(DX*1), R8
+	VPXORD Z3, Z3, Z3
+	LEAQ   (R8)(DX*1), R9
+	VPXORD Z4, Z4, Z4
+	MOVQ   x+16(FP), R10
+	MOVQ   dims+24(FP), R11
+
+dims:
+	VMOVUPS       (R10), Z0
+	VFMADD231PS   (SI), Z0, Z1
+	ADDQ          $0x40, SI
+	VFMADD231PS   (DI), Z0, Z2
+	ADDQ          $0x40, DI
+	VFMADD231PS   (R8), Z0, Z3
+	ADDQ          $0x40, R8
+	VFMADD231PS   (R9), Z0, Z4
+	ADDQ          $0x40, R9
+	ADDQ          $0x40, R10
+	SUBQ          $0x10, R11
+	JNZ           dims
+	VEXTRACTF64X4 $0x01, Z1, Y0
+	VADDPS        Y0, Y1, Y1
+	VEXTRACTF128  $0x01, Y1, X0
+	VADDPS        X0, X1, X1
+	VEXTRACTF64X4 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF128  $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VEXTRACTF64X4 $0x01, Z3, Y0
+	VADDPS        Y0, Y3, Y3
+	VEXTRACTF128  $0x01, Y3, X0
+	VADDPS        X0, X3, X3
+	VEXTRACTF64X4 $0x01, Z4, Y0
+	VADDPS        Y0, Y4, Y4
+	VEXTRACTF128  $0x01, Y4, X0
+	VADDPS        X0, X4, X4
+	VUNPCKLPS     X2, X1, X5
+	VUNPCKHPS     X2, X1, X0
+	VADDPS        X0, X5, X5
+	VUNPCKLPS     X4, X3, X6
+	VUNPCKHPS     X4, X3, X0
+	VADDPS        X0, X6, X6
+	VUNPCKLPD     X6, X5, X0
+	VUNPCKHPD     X6, X5, X5
+	VADDPS        X5, X0, X0
+	VMOVUPS       X0, (AX)
+	ADDQ          $0x10, AX
+	LEAQ          (BX)(DX*4), BX
+	SUBQ          $0x04, CX
+	JG            keys
 	VZEROUPPER
 	RET
 

@@ -97,14 +97,13 @@ func TestMixerKernelsAreGeneric(t *testing.T) {
 		dims := 1 + rng.IntN(130)
 		kq, s := randomFloats(rng, dims*blockRows), randomFloats(rng, dims*deltaTile)
 		name := fmt.Sprintf("%d dims", dims)
-		same("pairs of "+name, make([]float32, blockRows*deltaBlock), func(m *mixerKernels, x *float32) { m.pairs(x, &kq[0], &kq[0], dims) })
 		same("product of "+name, make([]float32, blockRows*deltaTile), func(m *mixerKernels, x *float32) { m.product(x, &kq[0], &s[0], dims) })
 		const square = deltaBlock * deltaBlock
 		k, q := randomFloats(rng, dims), randomFloats(rng, dims)
-		matched := append(randomFloats(rng, dims*deltaBlock), make([]float32, square+deltaBlock)...) // keys, then pairs
-		lane := rng.IntN(deltaBlock)
-		same(fmt.Sprintf("match of %s in lane %d", name, lane), matched, func(m *mixerKernels, x *float32) {
-			m.match(&unsafe.Slice(x, len(matched))[dims*deltaBlock], x, &k[0], &q[0], dims, lane)
+		sixteens, n := 16*(1+rng.IntN(9)), 1+rng.IntN(deltaBlock)
+		keys, match := randomFloats(rng, deltaBlock*sixteens), randomFloats(rng, sixteens)
+		same(fmt.Sprintf("match of %d dims with %d keys", sixteens, n), randomFloats(rng, deltaBlock), func(m *mixerKernels, x *float32) {
+			m.match(x, &keys[0], &match[0], sixteens, n)
 		})
 		pairs, decay, beta := randomFloats(rng, 2*square), randomFloats(rng, deltaBlock), randomFloats(rng, deltaBlock)
 		first := rng.IntN(deltaBlock)
@@ -490,7 +489,7 @@ func TestBlockIsTheRule(t *testing.T) {
 		for _, size := range []float32{1e-12, 1, 1e12} {
 			for _, alike := range []float32{1, 0.1, 0} { // how far keys differ
 				for _, isa := range Supported() {
-					dims := 8 * (1 + rng.IntN(16))
+					dims := 16 * (1 + rng.IntN(8))
 					m := mixersFor(isa)
 					var b blockScratch
 					b.init(dims, func(n int) []float32 {
@@ -499,6 +498,7 @@ func TestBlockIsTheRule(t *testing.T) {
 						return x
 					})
 					var k, q [][]float32
+					var keys []float32
 					common := random(dims, 1)
 					unit := func(x []float32) []float32 {
 						sum := 0.0
@@ -516,6 +516,7 @@ func TestBlockIsTheRule(t *testing.T) {
 							x[r] += common[r]
 						}
 						k, q = append(k, unit(x)), append(q, unit(random(dims, 1)))
+						keys = append(keys, k[i]...)
 						for r := range dims {
 							b.kq[r*blockRows+i], b.kq[r*blockRows+deltaBlock+i] = k[i][r], q[i][r]
 						}
@@ -529,7 +530,10 @@ func TestBlockIsTheRule(t *testing.T) {
 						rise[i] = since
 					}
 					S, V := append([]float32(nil), s...), append([]float32(nil), v...)
-					m.pairs(&b.pairs[0], &b.kq[0], &b.kq[0], dims)
+					for i := range deltaBlock {
+						m.match(&b.pairs[i*deltaBlock], &keys[0], &keys[i*dims], dims, i+1)
+						m.match(&b.pairs[(deltaBlock+i)*deltaBlock], &keys[0], &q[i][0], dims, i+1)
+					}
 					m.weigh(&b.a[0], &b.p[0], &ratio[0], &b.pairs[0], &decay[0], &beta[0], 0, deltaBlock)
 					m.product(&b.x[0], &b.kq[0], &s[0], dims)
 					m.solve(&v[0], deltaTile, &b.d[0], &b.x[0], &b.a[0], &b.p[0], &rise[0], &beta[0], &ratio[0])

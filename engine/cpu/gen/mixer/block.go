@@ -73,19 +73,19 @@ func store(isa simd.ISA, v []reg.VecVirtual, at Mem) {
 	}
 }
 
-// product is x[r][c] = Σ kq[i][r]·w[i][c], with all of kq's rows and the first
-// columns of w. Sixteen sums, or eight narrow ones, are in registers at a time.
-func product(isa simd.ISA, name string, columns int) {
-	text(name+isa.Name, "func(x, kq, w *float32, dims int)")
+// product is x[r][c] = Σ kq[i][r]·w[i][c]. Sixteen sums, or eight narrow ones, are
+// in registers at a time.
+func product(isa simd.ISA) {
+	text("product"+isa.Name, "func(x, kq, w *float32, dims int)")
 	x, kq := Load(Param("x"), GP64()), Load(Param("kq"), GP64())
-	rows, width := 16*isa.Lanes/columns, columns
+	rows, width := 8, tile
 	if !isa.Wide() {
-		rows, width = 4, 16
+		rows, width = 4, tile/2
 	}
 	blocks := GP64()
 	MOVQ(U32(uint32(both/rows)), blocks)
 	Label("rows")
-	for column := 0; column < columns; column += width {
+	for column := 0; column < tile; column += width {
 		w, dims := Load(Param("w"), GP64()), Load(Param("dims"), GP64())
 		q := GP64()
 		MOVQ(kq, q)
@@ -107,10 +107,10 @@ func product(isa simd.ISA, name string, columns int) {
 		DECQ(dims)
 		JNZ(LabelRef(loop))
 		for r := range sums {
-			store(isa, sums[r], Mem{Base: x, Disp: 4 * (r*columns + column)})
+			store(isa, sums[r], Mem{Base: x, Disp: 4 * (r*tile + column)})
 		}
 	}
-	ADDQ(U32(uint32(4*rows*columns)), x)
+	ADDQ(U32(uint32(4*rows*tile)), x)
 	ADDQ(U32(uint32(4*rows)), kq)
 	DECQ(blocks)
 	JNZ(LabelRef("rows"))
@@ -295,52 +295,78 @@ func solveNarrow(isa simd.ISA) {
 	JNZ(LabelRef("tail"))
 }
 
-// match puts a key into its lane of a block's keys, [dims][16], and multiplies it
-// and its query with them all.
+// match multiplies x by n keys, four at a time, [keys][dims]. Sums are in the order of
+// the dot kernel: 16 lanes, then lane j and j+8, j+4, j+2, j+1.
 func match(isa simd.ISA) {
-	text("match"+isa.Name, "func(pairs, keys, k, q *float32, dims, lane int)")
-	keys, k, q := Load(Param("keys"), GP64()), Load(Param("k"), GP64()), Load(Param("q"), GP64())
-	dims, pairs := Load(Param("dims"), GP64()), Load(Param("pairs"), GP64())
-	unit, lane := GP64(), Load(Param("lane"), GP64())
-	LEAQ(unitTable().Offset(4*(block-1)), unit)
-	SHLQ(Imm(2), lane)
-	SUBQ(lane, unit)
-	n := block / isa.Lanes
-	own, zero := make([]reg.Register, n), isa.Zero() // masks of the lane
-	kk, qk := make([]reg.VecVirtual, n), make([]reg.VecVirtual, n)
-	for i := range own {
-		kk[i], qk[i] = isa.Zero(), isa.Zero()
-		m := Mem{Base: unit, Disp: 4 * i * isa.Lanes}
-		if isa.Wide() {
-			own[i] = K()
-			VCMPPS(Imm(4), m, zero, own[i]) // not equal
+	const at, lanes = 4, 16
+	text("match"+isa.Name, "func(pairs, keys, x *float32, dims, n int)")
+	pairs, n, stride := Load(Param("pairs"), GP64()), Load(Param("n"), GP64()), Load(Param("dims"), GP64())
+	SHLQ(Imm(2), stride)
+	zero := isa.Zero()
+	for i := 0; i < block; i += isa.Lanes {
+		VMOVUPS(zero, Mem{Base: pairs, Disp: 4 * i})
+	}
+	key := Load(Param("keys"), GP64())
+	Label("keys")
+	var keys [at]reg.GPVirtual
+	var sums [at][]reg.VecVirtual
+	for i := range keys {
+		keys[i] = GP64()
+		if i == 0 {
+			MOVQ(key, keys[0])
 		} else {
-			own[i] = isa.Vec()
-			VCMPPS(Imm(4), m, zero, own[i])
+			LEAQ(Mem{Base: keys[i-1], Index: stride, Scale: 1}, keys[i])
+		}
+		for range lanes / isa.Lanes {
+			sums[i] = append(sums[i], isa.Zero())
 		}
 	}
-	Label("dim")
-	w := vectors(isa, n)
-	load(isa, Mem{Base: keys}, w)
-	kr := isa.Vec()
-	VBROADCASTSS(Mem{Base: k}, kr)
-	for i := range w {
-		if isa.Wide() {
-			VMOVAPS(kr, own[i], w[i])
-		} else {
-			VBLENDVPS(own[i], kr, w[i], w[i])
+	x, dims := Load(Param("x"), GP64()), Load(Param("dims"), GP64())
+	Label("dims")
+	v := vectors(isa, lanes/isa.Lanes)
+	load(isa, Mem{Base: x}, v)
+	for i, k := range keys {
+		for c := range v {
+			VFMADD231PS(Mem{Base: k, Disp: 4 * c * isa.Lanes}, v[c], sums[i][c])
 		}
-		VFMADD231PS(kr, w[i], kk[i])
+		ADDQ(Imm(4*lanes), k)
 	}
-	store(isa, w, Mem{Base: keys})
-	scaled(isa, 1, Mem{Base: q}, w, qk)
-	ADDQ(Imm(4*block), keys)
-	ADDQ(Imm(4), k)
-	ADDQ(Imm(4), q)
-	DECQ(dims)
-	JNZ(LabelRef("dim"))
-	store(isa, kk, Mem{Base: pairs})
-	store(isa, qk, Mem{Base: pairs, Disp: 4 * block * block})
+	ADDQ(Imm(4*lanes), x)
+	SUBQ(Imm(lanes), dims)
+	JNZ(LabelRef("dims"))
+
+	var four [at]reg.Register // lane j, j+8 and j+4 added
+	for i, s := range sums {
+		y := s[0].AsY()
+		if isa.Wide() {
+			high := YMM()
+			VEXTRACTF64X4(Imm(1), s[0], high)
+			VADDPS(high, y, y)
+		} else {
+			VADDPS(s[1], y, y)
+		}
+		high := XMM()
+		VEXTRACTF128(Imm(1), y, high)
+		four[i] = s[0].AsX()
+		VADDPS(high, four[i], four[i])
+	}
+	var two [at / 2]reg.VecVirtual // j+2: of two sums lanes 0, then lanes 1
+	for i := range two {
+		high := XMM()
+		two[i] = XMM()
+		VUNPCKLPS(four[2*i+1], four[2*i], two[i])
+		VUNPCKHPS(four[2*i+1], four[2*i], high)
+		VADDPS(high, two[i], two[i])
+	}
+	one, high := XMM(), XMM()
+	VUNPCKLPD(two[1], two[0], one)
+	VUNPCKHPD(two[1], two[0], high)
+	VADDPS(high, one, one)
+	VMOVUPS(one, Mem{Base: pairs})
+	ADDQ(Imm(4*at), pairs)
+	LEAQ(Mem{Base: key, Index: stride, Scale: at}, key)
+	SUBQ(Imm(at), n)
+	JG(LabelRef("keys"))
 	VZEROUPPER()
 	RET()
 }

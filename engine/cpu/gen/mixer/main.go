@@ -30,8 +30,7 @@ func main() {
 		}
 		softmax(isa)
 		merge(isa)
-		product(isa, "pairs", block)
-		product(isa, "product", tile)
+		product(isa)
 		weigh(isa)
 		solve(isa)
 		match(isa)
