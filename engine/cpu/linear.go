@@ -10,6 +10,8 @@ import (
 
 const (
 	blockPairs   = 512      // pairs of inputs in a block: 64 KB of bf16 weights, which stay in L2 for all rows
+	halfPairs    = 96       // the same of a panel that a few rows take by halves: 12 KB, which stay in L1 for the other half
+	halfRows     = 24       // at most
 	chunkRows    = 256      // rows that one pass over the weights serves: 512 KB of a block's inputs rounded to bf16, in L2
 	chunkPanels  = 4        // panels that share the inputs of a block
 	ownRowFloats = 64 << 10 // up to so many inputs each worker packs for itself
@@ -136,6 +138,8 @@ func (t *linearTask) work(worker int) {
 		switch {
 		case passes == 1:
 			block, panels, together = t.m.pairs, callPanels, callPanels
+		case t.calls(g0) > 1 && rows <= halfRows:
+			block, panels = halfPairs, 1
 		case rows*t.padded*4 <= fitsBytes:
 			panels = 1 // all inputs stay in L2
 		}
@@ -145,10 +149,10 @@ func (t *linearTask) work(worker int) {
 				pairs := min(block, t.m.pairs-pair)
 				bytes := pairs * (t.m.stride / t.m.pairs)
 				// One pass fetches what it will soon need itself; several fetch
-				// the next block between them.
+				// the next blocks between them.
 				ahead, step := t.b.kernels.many, bytes/pairs
 				if passes > 1 {
-					ahead.far, step = bytes, bytes/pairs/passes
+					ahead.far, step = max(ahead.far, bytes), bytes/pairs/passes
 				} else if rows <= few {
 					ahead = t.b.kernels.few
 				}
