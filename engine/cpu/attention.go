@@ -15,7 +15,7 @@ const (
 	unitRows       = 8
 	unitCost       = 4 // of norms, rotation and gate, in groups
 
-	weightsWork = 2*unitRows*splitPositions + unitRows*groupPositions
+	weightsWork = 2*unitRows*splitPositions + unitRows*groupPositions + unitRows
 
 	dotRowWords = 128 // pairs in a row of rounded queries, or of rounded weights of a split
 )
@@ -451,8 +451,10 @@ func (t *attentionTask) weights(w *attentionWorker, u *unit, lo, hi, ahead int) 
 			p := p[r*splitPositions:][:groups*groupPositions]
 			last, lane := c.place(t.position(u, r))
 			t.mask(p, (lo+i)*splitGroups, last, lane)
-			w.sum[i][r] = t.k.softmax(&p[0], len(p), &w.max[i][r])
-			if t.dots {
+			if !t.dots {
+				w.sum[i][r] = t.k.softmax(&p[0], len(p), &w.max[i][r])
+			} else {
+				w.sum[i][r] = t.k.softmaxDots(&p[0], len(p), &w.max[i][r])
 				t.b.kernels.round(&w.pairs[(i*unitRows+r)*dotRowWords], &p[0], len(p))
 			}
 		}

@@ -113,6 +113,9 @@ func weightsDotsRows8(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
+func softmaxDots(p *float32, n int, max *float32) float32
+
+//go:noescape
 func roundDots(dst *float32, x *float32, n int)
 
 //go:noescape

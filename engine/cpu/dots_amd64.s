@@ -1285,12 +1285,10 @@ TEXT ·weightsDotsRows1(SB), NOSPLIT, $32-72
 	XORQ    R13, R13
 	MOVQ    $0x00000200, R9
 	MOVQ    $0x00000600, R10
-	VMOVUPS expLow<>+0(SB), Z21
-	VMOVUPS expHigh<>+0(SB), Z22
 	MOVQ    work+64(FP), R12
 	VPXORD  Z18, Z18, Z18
 	VMOVUPS Z18, 16384(R12)
-	VMOVUPS minusInf<>+0(SB), Z23
+	VMOVUPS minusInf<>+0(SB), Z21
 
 split:
 	MOVQ $0x00000010, BX
@@ -1336,7 +1334,7 @@ last:
 store:
 	VADDPS  Z8, Z0, Z0
 	VMOVUPS Z0, (AX)
-	VMAXPS  Z0, Z23, Z23
+	VMAXPS  Z0, Z21, Z21
 	ADDQ    $0x40, AX
 	ADDQ    $0x08, CX
 	JMP     exponentials
@@ -1359,28 +1357,18 @@ exponentials:
 	TESTQ       R13, R13
 	JZ          next
 	MOVQ        work+64(FP), R12
-	MOVQ        16(SP), SI
 	MOVQ        8(SP), DI
 	VMOVUPS     (R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST (SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16896(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16384(R12), Z18, Z19
 	VMOVUPS     Z19, 16384(R12)
 	LONG        $0x00000000487ea262
@@ -1417,7 +1405,8 @@ largest:
 	JE            end
 	DECQ          (SP)
 	MOVQ          16(SP), SI
-	VMOVAPS       Z23, Z18
+	MOVQ          work+64(FP), DI
+	VMOVAPS       Z21, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
 	VEXTRACTF32X4 $0x01, Y18, X19
@@ -1427,7 +1416,10 @@ largest:
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
 	VMOVSS        X18, (SI)
-	VMOVUPS       minusInf<>+0(SB), Z23
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16896(DI)
+	VMOVUPS       minusInf<>+0(SB), Z21
 	LEAQ          -1024(AX), R13
 	MOVQ          work+64(FP), AX
 	LEAQ          8192(AX)(AX*1), AX
@@ -1437,42 +1429,6 @@ largest:
 end:
 	VZEROUPPER
 	RET
-
-DATA expLow<>+0(SB)/4, $0xc2aeac4f
-DATA expLow<>+4(SB)/4, $0xc2aeac4f
-DATA expLow<>+8(SB)/4, $0xc2aeac4f
-DATA expLow<>+12(SB)/4, $0xc2aeac4f
-DATA expLow<>+16(SB)/4, $0xc2aeac4f
-DATA expLow<>+20(SB)/4, $0xc2aeac4f
-DATA expLow<>+24(SB)/4, $0xc2aeac4f
-DATA expLow<>+28(SB)/4, $0xc2aeac4f
-DATA expLow<>+32(SB)/4, $0xc2aeac4f
-DATA expLow<>+36(SB)/4, $0xc2aeac4f
-DATA expLow<>+40(SB)/4, $0xc2aeac4f
-DATA expLow<>+44(SB)/4, $0xc2aeac4f
-DATA expLow<>+48(SB)/4, $0xc2aeac4f
-DATA expLow<>+52(SB)/4, $0xc2aeac4f
-DATA expLow<>+56(SB)/4, $0xc2aeac4f
-DATA expLow<>+60(SB)/4, $0xc2aeac4f
-GLOBL expLow<>(SB), RODATA|NOPTR, $64
-
-DATA expHigh<>+0(SB)/4, $0x42b0c0a5
-DATA expHigh<>+4(SB)/4, $0x42b0c0a5
-DATA expHigh<>+8(SB)/4, $0x42b0c0a5
-DATA expHigh<>+12(SB)/4, $0x42b0c0a5
-DATA expHigh<>+16(SB)/4, $0x42b0c0a5
-DATA expHigh<>+20(SB)/4, $0x42b0c0a5
-DATA expHigh<>+24(SB)/4, $0x42b0c0a5
-DATA expHigh<>+28(SB)/4, $0x42b0c0a5
-DATA expHigh<>+32(SB)/4, $0x42b0c0a5
-DATA expHigh<>+36(SB)/4, $0x42b0c0a5
-DATA expHigh<>+40(SB)/4, $0x42b0c0a5
-DATA expHigh<>+44(SB)/4, $0x42b0c0a5
-DATA expHigh<>+48(SB)/4, $0x42b0c0a5
-DATA expHigh<>+52(SB)/4, $0x42b0c0a5
-DATA expHigh<>+56(SB)/4, $0x42b0c0a5
-DATA expHigh<>+60(SB)/4, $0x42b0c0a5
-GLOBL expHigh<>(SB), RODATA|NOPTR, $64
 
 DATA minusInf<>+0(SB)/4, $0xff800000
 DATA minusInf<>+4(SB)/4, $0xff800000
@@ -1492,185 +1448,131 @@ DATA minusInf<>+56(SB)/4, $0xff800000
 DATA minusInf<>+60(SB)/4, $0xff800000
 GLOBL minusInf<>(SB), RODATA|NOPTR, $64
 
-DATA expLog2e<>+0(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+4(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+8(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+12(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+16(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+20(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+24(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+28(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+32(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+36(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+40(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+44(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+48(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+52(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+56(SB)/4, $0x3fb8aa3b
-DATA expLog2e<>+60(SB)/4, $0x3fb8aa3b
-GLOBL expLog2e<>(SB), RODATA|NOPTR, $64
+DATA log2e<>+0(SB)/4, $0x3fb8aa3b
+DATA log2e<>+4(SB)/4, $0x3fb8aa3b
+DATA log2e<>+8(SB)/4, $0x3fb8aa3b
+DATA log2e<>+12(SB)/4, $0x3fb8aa3b
+DATA log2e<>+16(SB)/4, $0x3fb8aa3b
+DATA log2e<>+20(SB)/4, $0x3fb8aa3b
+DATA log2e<>+24(SB)/4, $0x3fb8aa3b
+DATA log2e<>+28(SB)/4, $0x3fb8aa3b
+DATA log2e<>+32(SB)/4, $0x3fb8aa3b
+DATA log2e<>+36(SB)/4, $0x3fb8aa3b
+DATA log2e<>+40(SB)/4, $0x3fb8aa3b
+DATA log2e<>+44(SB)/4, $0x3fb8aa3b
+DATA log2e<>+48(SB)/4, $0x3fb8aa3b
+DATA log2e<>+52(SB)/4, $0x3fb8aa3b
+DATA log2e<>+56(SB)/4, $0x3fb8aa3b
+DATA log2e<>+60(SB)/4, $0x3fb8aa3b
+GLOBL log2e<>(SB), RODATA|NOPTR, $64
 
-DATA expLn2High<>+0(SB)/4, $0xbf318000
-DATA expLn2High<>+4(SB)/4, $0xbf318000
-DATA expLn2High<>+8(SB)/4, $0xbf318000
-DATA expLn2High<>+12(SB)/4, $0xbf318000
-DATA expLn2High<>+16(SB)/4, $0xbf318000
-DATA expLn2High<>+20(SB)/4, $0xbf318000
-DATA expLn2High<>+24(SB)/4, $0xbf318000
-DATA expLn2High<>+28(SB)/4, $0xbf318000
-DATA expLn2High<>+32(SB)/4, $0xbf318000
-DATA expLn2High<>+36(SB)/4, $0xbf318000
-DATA expLn2High<>+40(SB)/4, $0xbf318000
-DATA expLn2High<>+44(SB)/4, $0xbf318000
-DATA expLn2High<>+48(SB)/4, $0xbf318000
-DATA expLn2High<>+52(SB)/4, $0xbf318000
-DATA expLn2High<>+56(SB)/4, $0xbf318000
-DATA expLn2High<>+60(SB)/4, $0xbf318000
-GLOBL expLn2High<>(SB), RODATA|NOPTR, $64
+DATA weight4<>+0(SB)/4, $0x3c5e18eb
+DATA weight4<>+4(SB)/4, $0x3c5e18eb
+DATA weight4<>+8(SB)/4, $0x3c5e18eb
+DATA weight4<>+12(SB)/4, $0x3c5e18eb
+DATA weight4<>+16(SB)/4, $0x3c5e18eb
+DATA weight4<>+20(SB)/4, $0x3c5e18eb
+DATA weight4<>+24(SB)/4, $0x3c5e18eb
+DATA weight4<>+28(SB)/4, $0x3c5e18eb
+DATA weight4<>+32(SB)/4, $0x3c5e18eb
+DATA weight4<>+36(SB)/4, $0x3c5e18eb
+DATA weight4<>+40(SB)/4, $0x3c5e18eb
+DATA weight4<>+44(SB)/4, $0x3c5e18eb
+DATA weight4<>+48(SB)/4, $0x3c5e18eb
+DATA weight4<>+52(SB)/4, $0x3c5e18eb
+DATA weight4<>+56(SB)/4, $0x3c5e18eb
+DATA weight4<>+60(SB)/4, $0x3c5e18eb
+GLOBL weight4<>(SB), RODATA|NOPTR, $64
 
-DATA expLn2Low<>+0(SB)/4, $0x395e8083
-DATA expLn2Low<>+4(SB)/4, $0x395e8083
-DATA expLn2Low<>+8(SB)/4, $0x395e8083
-DATA expLn2Low<>+12(SB)/4, $0x395e8083
-DATA expLn2Low<>+16(SB)/4, $0x395e8083
-DATA expLn2Low<>+20(SB)/4, $0x395e8083
-DATA expLn2Low<>+24(SB)/4, $0x395e8083
-DATA expLn2Low<>+28(SB)/4, $0x395e8083
-DATA expLn2Low<>+32(SB)/4, $0x395e8083
-DATA expLn2Low<>+36(SB)/4, $0x395e8083
-DATA expLn2Low<>+40(SB)/4, $0x395e8083
-DATA expLn2Low<>+44(SB)/4, $0x395e8083
-DATA expLn2Low<>+48(SB)/4, $0x395e8083
-DATA expLn2Low<>+52(SB)/4, $0x395e8083
-DATA expLn2Low<>+56(SB)/4, $0x395e8083
-DATA expLn2Low<>+60(SB)/4, $0x395e8083
-GLOBL expLn2Low<>(SB), RODATA|NOPTR, $64
+DATA weight3<>+0(SB)/4, $0x3d551fe4
+DATA weight3<>+4(SB)/4, $0x3d551fe4
+DATA weight3<>+8(SB)/4, $0x3d551fe4
+DATA weight3<>+12(SB)/4, $0x3d551fe4
+DATA weight3<>+16(SB)/4, $0x3d551fe4
+DATA weight3<>+20(SB)/4, $0x3d551fe4
+DATA weight3<>+24(SB)/4, $0x3d551fe4
+DATA weight3<>+28(SB)/4, $0x3d551fe4
+DATA weight3<>+32(SB)/4, $0x3d551fe4
+DATA weight3<>+36(SB)/4, $0x3d551fe4
+DATA weight3<>+40(SB)/4, $0x3d551fe4
+DATA weight3<>+44(SB)/4, $0x3d551fe4
+DATA weight3<>+48(SB)/4, $0x3d551fe4
+DATA weight3<>+52(SB)/4, $0x3d551fe4
+DATA weight3<>+56(SB)/4, $0x3d551fe4
+DATA weight3<>+60(SB)/4, $0x3d551fe4
+GLOBL weight3<>(SB), RODATA|NOPTR, $64
 
-DATA expP0<>+0(SB)/4, $0x39506967
-DATA expP0<>+4(SB)/4, $0x39506967
-DATA expP0<>+8(SB)/4, $0x39506967
-DATA expP0<>+12(SB)/4, $0x39506967
-DATA expP0<>+16(SB)/4, $0x39506967
-DATA expP0<>+20(SB)/4, $0x39506967
-DATA expP0<>+24(SB)/4, $0x39506967
-DATA expP0<>+28(SB)/4, $0x39506967
-DATA expP0<>+32(SB)/4, $0x39506967
-DATA expP0<>+36(SB)/4, $0x39506967
-DATA expP0<>+40(SB)/4, $0x39506967
-DATA expP0<>+44(SB)/4, $0x39506967
-DATA expP0<>+48(SB)/4, $0x39506967
-DATA expP0<>+52(SB)/4, $0x39506967
-DATA expP0<>+56(SB)/4, $0x39506967
-DATA expP0<>+60(SB)/4, $0x39506967
-GLOBL expP0<>(SB), RODATA|NOPTR, $64
+DATA weight2<>+0(SB)/4, $0x3e772c42
+DATA weight2<>+4(SB)/4, $0x3e772c42
+DATA weight2<>+8(SB)/4, $0x3e772c42
+DATA weight2<>+12(SB)/4, $0x3e772c42
+DATA weight2<>+16(SB)/4, $0x3e772c42
+DATA weight2<>+20(SB)/4, $0x3e772c42
+DATA weight2<>+24(SB)/4, $0x3e772c42
+DATA weight2<>+28(SB)/4, $0x3e772c42
+DATA weight2<>+32(SB)/4, $0x3e772c42
+DATA weight2<>+36(SB)/4, $0x3e772c42
+DATA weight2<>+40(SB)/4, $0x3e772c42
+DATA weight2<>+44(SB)/4, $0x3e772c42
+DATA weight2<>+48(SB)/4, $0x3e772c42
+DATA weight2<>+52(SB)/4, $0x3e772c42
+DATA weight2<>+56(SB)/4, $0x3e772c42
+DATA weight2<>+60(SB)/4, $0x3e772c42
+GLOBL weight2<>(SB), RODATA|NOPTR, $64
 
-DATA expP1<>+0(SB)/4, $0x3ab743ce
-DATA expP1<>+4(SB)/4, $0x3ab743ce
-DATA expP1<>+8(SB)/4, $0x3ab743ce
-DATA expP1<>+12(SB)/4, $0x3ab743ce
-DATA expP1<>+16(SB)/4, $0x3ab743ce
-DATA expP1<>+20(SB)/4, $0x3ab743ce
-DATA expP1<>+24(SB)/4, $0x3ab743ce
-DATA expP1<>+28(SB)/4, $0x3ab743ce
-DATA expP1<>+32(SB)/4, $0x3ab743ce
-DATA expP1<>+36(SB)/4, $0x3ab743ce
-DATA expP1<>+40(SB)/4, $0x3ab743ce
-DATA expP1<>+44(SB)/4, $0x3ab743ce
-DATA expP1<>+48(SB)/4, $0x3ab743ce
-DATA expP1<>+52(SB)/4, $0x3ab743ce
-DATA expP1<>+56(SB)/4, $0x3ab743ce
-DATA expP1<>+60(SB)/4, $0x3ab743ce
-GLOBL expP1<>(SB), RODATA|NOPTR, $64
+DATA weight1<>+0(SB)/4, $0x3f316a8e
+DATA weight1<>+4(SB)/4, $0x3f316a8e
+DATA weight1<>+8(SB)/4, $0x3f316a8e
+DATA weight1<>+12(SB)/4, $0x3f316a8e
+DATA weight1<>+16(SB)/4, $0x3f316a8e
+DATA weight1<>+20(SB)/4, $0x3f316a8e
+DATA weight1<>+24(SB)/4, $0x3f316a8e
+DATA weight1<>+28(SB)/4, $0x3f316a8e
+DATA weight1<>+32(SB)/4, $0x3f316a8e
+DATA weight1<>+36(SB)/4, $0x3f316a8e
+DATA weight1<>+40(SB)/4, $0x3f316a8e
+DATA weight1<>+44(SB)/4, $0x3f316a8e
+DATA weight1<>+48(SB)/4, $0x3f316a8e
+DATA weight1<>+52(SB)/4, $0x3f316a8e
+DATA weight1<>+56(SB)/4, $0x3f316a8e
+DATA weight1<>+60(SB)/4, $0x3f316a8e
+GLOBL weight1<>(SB), RODATA|NOPTR, $64
 
-DATA expP2<>+0(SB)/4, $0x3c088908
-DATA expP2<>+4(SB)/4, $0x3c088908
-DATA expP2<>+8(SB)/4, $0x3c088908
-DATA expP2<>+12(SB)/4, $0x3c088908
-DATA expP2<>+16(SB)/4, $0x3c088908
-DATA expP2<>+20(SB)/4, $0x3c088908
-DATA expP2<>+24(SB)/4, $0x3c088908
-DATA expP2<>+28(SB)/4, $0x3c088908
-DATA expP2<>+32(SB)/4, $0x3c088908
-DATA expP2<>+36(SB)/4, $0x3c088908
-DATA expP2<>+40(SB)/4, $0x3c088908
-DATA expP2<>+44(SB)/4, $0x3c088908
-DATA expP2<>+48(SB)/4, $0x3c088908
-DATA expP2<>+52(SB)/4, $0x3c088908
-DATA expP2<>+56(SB)/4, $0x3c088908
-DATA expP2<>+60(SB)/4, $0x3c088908
-GLOBL expP2<>(SB), RODATA|NOPTR, $64
+DATA weight0<>+0(SB)/4, $0x3f800000
+DATA weight0<>+4(SB)/4, $0x3f800000
+DATA weight0<>+8(SB)/4, $0x3f800000
+DATA weight0<>+12(SB)/4, $0x3f800000
+DATA weight0<>+16(SB)/4, $0x3f800000
+DATA weight0<>+20(SB)/4, $0x3f800000
+DATA weight0<>+24(SB)/4, $0x3f800000
+DATA weight0<>+28(SB)/4, $0x3f800000
+DATA weight0<>+32(SB)/4, $0x3f800000
+DATA weight0<>+36(SB)/4, $0x3f800000
+DATA weight0<>+40(SB)/4, $0x3f800000
+DATA weight0<>+44(SB)/4, $0x3f800000
+DATA weight0<>+48(SB)/4, $0x3f800000
+DATA weight0<>+52(SB)/4, $0x3f800000
+DATA weight0<>+56(SB)/4, $0x3f800000
+DATA weight0<>+60(SB)/4, $0x3f800000
+GLOBL weight0<>(SB), RODATA|NOPTR, $64
 
-DATA expP3<>+0(SB)/4, $0x3d2aa9c1
-DATA expP3<>+4(SB)/4, $0x3d2aa9c1
-DATA expP3<>+8(SB)/4, $0x3d2aa9c1
-DATA expP3<>+12(SB)/4, $0x3d2aa9c1
-DATA expP3<>+16(SB)/4, $0x3d2aa9c1
-DATA expP3<>+20(SB)/4, $0x3d2aa9c1
-DATA expP3<>+24(SB)/4, $0x3d2aa9c1
-DATA expP3<>+28(SB)/4, $0x3d2aa9c1
-DATA expP3<>+32(SB)/4, $0x3d2aa9c1
-DATA expP3<>+36(SB)/4, $0x3d2aa9c1
-DATA expP3<>+40(SB)/4, $0x3d2aa9c1
-DATA expP3<>+44(SB)/4, $0x3d2aa9c1
-DATA expP3<>+48(SB)/4, $0x3d2aa9c1
-DATA expP3<>+52(SB)/4, $0x3d2aa9c1
-DATA expP3<>+56(SB)/4, $0x3d2aa9c1
-DATA expP3<>+60(SB)/4, $0x3d2aa9c1
-GLOBL expP3<>(SB), RODATA|NOPTR, $64
-
-DATA expP4<>+0(SB)/4, $0x3e2aaaaa
-DATA expP4<>+4(SB)/4, $0x3e2aaaaa
-DATA expP4<>+8(SB)/4, $0x3e2aaaaa
-DATA expP4<>+12(SB)/4, $0x3e2aaaaa
-DATA expP4<>+16(SB)/4, $0x3e2aaaaa
-DATA expP4<>+20(SB)/4, $0x3e2aaaaa
-DATA expP4<>+24(SB)/4, $0x3e2aaaaa
-DATA expP4<>+28(SB)/4, $0x3e2aaaaa
-DATA expP4<>+32(SB)/4, $0x3e2aaaaa
-DATA expP4<>+36(SB)/4, $0x3e2aaaaa
-DATA expP4<>+40(SB)/4, $0x3e2aaaaa
-DATA expP4<>+44(SB)/4, $0x3e2aaaaa
-DATA expP4<>+48(SB)/4, $0x3e2aaaaa
-DATA expP4<>+52(SB)/4, $0x3e2aaaaa
-DATA expP4<>+56(SB)/4, $0x3e2aaaaa
-DATA expP4<>+60(SB)/4, $0x3e2aaaaa
-GLOBL expP4<>(SB), RODATA|NOPTR, $64
-
-DATA expP5<>+0(SB)/4, $0x3f000000
-DATA expP5<>+4(SB)/4, $0x3f000000
-DATA expP5<>+8(SB)/4, $0x3f000000
-DATA expP5<>+12(SB)/4, $0x3f000000
-DATA expP5<>+16(SB)/4, $0x3f000000
-DATA expP5<>+20(SB)/4, $0x3f000000
-DATA expP5<>+24(SB)/4, $0x3f000000
-DATA expP5<>+28(SB)/4, $0x3f000000
-DATA expP5<>+32(SB)/4, $0x3f000000
-DATA expP5<>+36(SB)/4, $0x3f000000
-DATA expP5<>+40(SB)/4, $0x3f000000
-DATA expP5<>+44(SB)/4, $0x3f000000
-DATA expP5<>+48(SB)/4, $0x3f000000
-DATA expP5<>+52(SB)/4, $0x3f000000
-DATA expP5<>+56(SB)/4, $0x3f000000
-DATA expP5<>+60(SB)/4, $0x3f000000
-GLOBL expP5<>(SB), RODATA|NOPTR, $64
-
-DATA one<>+0(SB)/4, $0x3f800000
-DATA one<>+4(SB)/4, $0x3f800000
-DATA one<>+8(SB)/4, $0x3f800000
-DATA one<>+12(SB)/4, $0x3f800000
-DATA one<>+16(SB)/4, $0x3f800000
-DATA one<>+20(SB)/4, $0x3f800000
-DATA one<>+24(SB)/4, $0x3f800000
-DATA one<>+28(SB)/4, $0x3f800000
-DATA one<>+32(SB)/4, $0x3f800000
-DATA one<>+36(SB)/4, $0x3f800000
-DATA one<>+40(SB)/4, $0x3f800000
-DATA one<>+44(SB)/4, $0x3f800000
-DATA one<>+48(SB)/4, $0x3f800000
-DATA one<>+52(SB)/4, $0x3f800000
-DATA one<>+56(SB)/4, $0x3f800000
-DATA one<>+60(SB)/4, $0x3f800000
-GLOBL one<>(SB), RODATA|NOPTR, $64
+DATA lowest<>+0(SB)/4, $0xff7fffff
+DATA lowest<>+4(SB)/4, $0xff7fffff
+DATA lowest<>+8(SB)/4, $0xff7fffff
+DATA lowest<>+12(SB)/4, $0xff7fffff
+DATA lowest<>+16(SB)/4, $0xff7fffff
+DATA lowest<>+20(SB)/4, $0xff7fffff
+DATA lowest<>+24(SB)/4, $0xff7fffff
+DATA lowest<>+28(SB)/4, $0xff7fffff
+DATA lowest<>+32(SB)/4, $0xff7fffff
+DATA lowest<>+36(SB)/4, $0xff7fffff
+DATA lowest<>+40(SB)/4, $0xff7fffff
+DATA lowest<>+44(SB)/4, $0xff7fffff
+DATA lowest<>+48(SB)/4, $0xff7fffff
+DATA lowest<>+52(SB)/4, $0xff7fffff
+DATA lowest<>+56(SB)/4, $0xff7fffff
+DATA lowest<>+60(SB)/4, $0xff7fffff
+GLOBL lowest<>(SB), RODATA|NOPTR, $64
 
 // func mixDotsRows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 // Requires: AVX, AVX512F, AVX512_BF16, MMX+
@@ -1847,14 +1749,12 @@ TEXT ·weightsDotsRows2(SB), NOSPLIT, $32-72
 	XORQ    R13, R13
 	MOVQ    $0x00000200, R9
 	MOVQ    $0x00000600, R10
-	VMOVUPS expLow<>+0(SB), Z21
-	VMOVUPS expHigh<>+0(SB), Z22
 	MOVQ    work+64(FP), R12
 	VPXORD  Z18, Z18, Z18
 	VMOVUPS Z18, 16384(R12)
-	VMOVUPS minusInf<>+0(SB), Z23
+	VMOVUPS minusInf<>+0(SB), Z21
 	VMOVUPS Z18, 16448(R12)
-	VMOVUPS minusInf<>+0(SB), Z24
+	VMOVUPS minusInf<>+0(SB), Z22
 
 split:
 	MOVQ $0x00000010, BX
@@ -1905,10 +1805,10 @@ last:
 store:
 	VADDPS  Z8, Z0, Z0
 	VMOVUPS Z0, (AX)
-	VMAXPS  Z0, Z23, Z23
+	VMAXPS  Z0, Z21, Z21
 	VADDPS  Z9, Z1, Z1
 	VMOVUPS Z1, 1024(AX)
-	VMAXPS  Z1, Z24, Z24
+	VMAXPS  Z1, Z22, Z22
 	ADDQ    $0x40, AX
 	ADDQ    $0x08, CX
 	JMP     exponentials
@@ -1931,53 +1831,34 @@ exponentials:
 	TESTQ       R13, R13
 	JZ          next
 	MOVQ        work+64(FP), R12
-	MOVQ        16(SP), SI
 	MOVQ        8(SP), DI
 	VMOVUPS     (R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST (SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16896(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16384(R12), Z18, Z19
 	VMOVUPS     Z19, 16384(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, (DI)
 	VMOVUPS     1024(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 4(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16900(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16448(R12), Z18, Z19
 	VMOVUPS     Z19, 16448(R12)
 	LONG        $0x00000000487ea262
@@ -2026,7 +1907,8 @@ largest:
 	JE            end
 	DECQ          (SP)
 	MOVQ          16(SP), SI
-	VMOVAPS       Z23, Z18
+	MOVQ          work+64(FP), DI
+	VMOVAPS       Z21, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
 	VEXTRACTF32X4 $0x01, Y18, X19
@@ -2036,8 +1918,11 @@ largest:
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
 	VMOVSS        X18, (SI)
-	VMOVUPS       minusInf<>+0(SB), Z23
-	VMOVAPS       Z24, Z18
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16896(DI)
+	VMOVUPS       minusInf<>+0(SB), Z21
+	VMOVAPS       Z22, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
 	VEXTRACTF32X4 $0x01, Y18, X19
@@ -2047,7 +1932,10 @@ largest:
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
 	VMOVSS        X18, 4(SI)
-	VMOVUPS       minusInf<>+0(SB), Z24
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16900(DI)
+	VMOVUPS       minusInf<>+0(SB), Z22
 	LEAQ          -1024(AX), R13
 	MOVQ          work+64(FP), AX
 	LEAQ          8192(AX)(AX*1), AX
@@ -2251,16 +2139,14 @@ TEXT ·weightsDotsRows3(SB), NOSPLIT, $32-72
 	XORQ    R13, R13
 	MOVQ    $0x00000200, R9
 	MOVQ    $0x00000600, R10
-	VMOVUPS expLow<>+0(SB), Z21
-	VMOVUPS expHigh<>+0(SB), Z22
 	MOVQ    work+64(FP), R12
 	VPXORD  Z18, Z18, Z18
 	VMOVUPS Z18, 16384(R12)
-	VMOVUPS minusInf<>+0(SB), Z23
+	VMOVUPS minusInf<>+0(SB), Z21
 	VMOVUPS Z18, 16448(R12)
-	VMOVUPS minusInf<>+0(SB), Z24
+	VMOVUPS minusInf<>+0(SB), Z22
 	VMOVUPS Z18, 16512(R12)
-	VMOVUPS minusInf<>+0(SB), Z25
+	VMOVUPS minusInf<>+0(SB), Z23
 
 split:
 	MOVQ $0x00000010, BX
@@ -2316,13 +2202,13 @@ last:
 store:
 	VADDPS  Z8, Z0, Z0
 	VMOVUPS Z0, (AX)
-	VMAXPS  Z0, Z23, Z23
+	VMAXPS  Z0, Z21, Z21
 	VADDPS  Z9, Z1, Z1
 	VMOVUPS Z1, 1024(AX)
-	VMAXPS  Z1, Z24, Z24
+	VMAXPS  Z1, Z22, Z22
 	VADDPS  Z10, Z2, Z2
 	VMOVUPS Z2, 2048(AX)
-	VMAXPS  Z2, Z25, Z25
+	VMAXPS  Z2, Z23, Z23
 	ADDQ    $0x40, AX
 	ADDQ    $0x08, CX
 	JMP     exponentials
@@ -2345,78 +2231,50 @@ exponentials:
 	TESTQ       R13, R13
 	JZ          next
 	MOVQ        work+64(FP), R12
-	MOVQ        16(SP), SI
 	MOVQ        8(SP), DI
 	VMOVUPS     (R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST (SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16896(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16384(R12), Z18, Z19
 	VMOVUPS     Z19, 16384(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, (DI)
 	VMOVUPS     1024(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 4(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16900(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16448(R12), Z18, Z19
 	VMOVUPS     Z19, 16448(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 512(DI)
 	VMOVUPS     2048(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 8(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16904(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16512(R12), Z18, Z19
 	VMOVUPS     Z19, 16512(R12)
 	LONG        $0x00000000487ea262
@@ -2477,7 +2335,8 @@ largest:
 	JE            end
 	DECQ          (SP)
 	MOVQ          16(SP), SI
-	VMOVAPS       Z23, Z18
+	MOVQ          work+64(FP), DI
+	VMOVAPS       Z21, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
 	VEXTRACTF32X4 $0x01, Y18, X19
@@ -2487,8 +2346,11 @@ largest:
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
 	VMOVSS        X18, (SI)
-	VMOVUPS       minusInf<>+0(SB), Z23
-	VMOVAPS       Z24, Z18
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16896(DI)
+	VMOVUPS       minusInf<>+0(SB), Z21
+	VMOVAPS       Z22, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
 	VEXTRACTF32X4 $0x01, Y18, X19
@@ -2498,8 +2360,11 @@ largest:
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
 	VMOVSS        X18, 4(SI)
-	VMOVUPS       minusInf<>+0(SB), Z24
-	VMOVAPS       Z25, Z18
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16900(DI)
+	VMOVUPS       minusInf<>+0(SB), Z22
+	VMOVAPS       Z23, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
 	VEXTRACTF32X4 $0x01, Y18, X19
@@ -2509,7 +2374,10 @@ largest:
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
 	VMOVSS        X18, 8(SI)
-	VMOVUPS       minusInf<>+0(SB), Z25
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16904(DI)
+	VMOVUPS       minusInf<>+0(SB), Z23
 	LEAQ          -1024(AX), R13
 	MOVQ          work+64(FP), AX
 	LEAQ          8192(AX)(AX*1), AX
@@ -2731,18 +2599,16 @@ TEXT ·weightsDotsRows4(SB), NOSPLIT, $32-72
 	XORQ    R13, R13
 	MOVQ    $0x00000200, R9
 	MOVQ    $0x00000600, R10
-	VMOVUPS expLow<>+0(SB), Z21
-	VMOVUPS expHigh<>+0(SB), Z22
 	MOVQ    work+64(FP), R12
 	VPXORD  Z18, Z18, Z18
 	VMOVUPS Z18, 16384(R12)
-	VMOVUPS minusInf<>+0(SB), Z23
+	VMOVUPS minusInf<>+0(SB), Z21
 	VMOVUPS Z18, 16448(R12)
-	VMOVUPS minusInf<>+0(SB), Z24
+	VMOVUPS minusInf<>+0(SB), Z22
 	VMOVUPS Z18, 16512(R12)
-	VMOVUPS minusInf<>+0(SB), Z25
+	VMOVUPS minusInf<>+0(SB), Z23
 	VMOVUPS Z18, 16576(R12)
-	VMOVUPS minusInf<>+0(SB), Z26
+	VMOVUPS minusInf<>+0(SB), Z24
 
 split:
 	MOVQ $0x00000010, BX
@@ -2803,16 +2669,16 @@ last:
 store:
 	VADDPS  Z8, Z0, Z0
 	VMOVUPS Z0, (AX)
-	VMAXPS  Z0, Z23, Z23
+	VMAXPS  Z0, Z21, Z21
 	VADDPS  Z9, Z1, Z1
 	VMOVUPS Z1, 1024(AX)
-	VMAXPS  Z1, Z24, Z24
+	VMAXPS  Z1, Z22, Z22
 	VADDPS  Z10, Z2, Z2
 	VMOVUPS Z2, 2048(AX)
-	VMAXPS  Z2, Z25, Z25
+	VMAXPS  Z2, Z23, Z23
 	VADDPS  Z11, Z3, Z3
 	VMOVUPS Z3, 3072(AX)
-	VMAXPS  Z3, Z26, Z26
+	VMAXPS  Z3, Z24, Z24
 	ADDQ    $0x40, AX
 	ADDQ    $0x08, CX
 	JMP     exponentials
@@ -2835,103 +2701,66 @@ exponentials:
 	TESTQ       R13, R13
 	JZ          next
 	MOVQ        work+64(FP), R12
-	MOVQ        16(SP), SI
 	MOVQ        8(SP), DI
 	VMOVUPS     (R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST (SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16896(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16384(R12), Z18, Z19
 	VMOVUPS     Z19, 16384(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, (DI)
 	VMOVUPS     1024(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 4(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16900(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16448(R12), Z18, Z19
 	VMOVUPS     Z19, 16448(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 512(DI)
 	VMOVUPS     2048(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 8(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16904(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16512(R12), Z18, Z19
 	VMOVUPS     Z19, 16512(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 1024(DI)
 	VMOVUPS     3072(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 12(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16908(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16576(R12), Z18, Z19
 	VMOVUPS     Z19, 16576(R12)
 	LONG        $0x00000000487ea262
@@ -3004,7 +2833,8 @@ largest:
 	JE            end
 	DECQ          (SP)
 	MOVQ          16(SP), SI
-	VMOVAPS       Z23, Z18
+	MOVQ          work+64(FP), DI
+	VMOVAPS       Z21, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
 	VEXTRACTF32X4 $0x01, Y18, X19
@@ -3014,6 +2844,37 @@ largest:
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
 	VMOVSS        X18, (SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16896(DI)
+	VMOVUPS       minusInf<>+0(SB), Z21
+	VMOVAPS       Z22, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16900(DI)
+	VMOVUPS       minusInf<>+0(SB), Z22
+	VMOVAPS       Z23, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 8(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16904(DI)
 	VMOVUPS       minusInf<>+0(SB), Z23
 	VMOVAPS       Z24, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -3024,30 +2885,11 @@ largest:
 	VMAXPS        X19, X18, X18
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 4(SI)
-	VMOVUPS       minusInf<>+0(SB), Z24
-	VMOVAPS       Z25, Z18
-	VEXTRACTF64X4 $0x01, Z18, Y19
-	VMAXPS        Y19, Y18, Y18
-	VEXTRACTF32X4 $0x01, Y18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x0e, X18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x01, X18, X19
-	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 8(SI)
-	VMOVUPS       minusInf<>+0(SB), Z25
-	VMOVAPS       Z26, Z18
-	VEXTRACTF64X4 $0x01, Z18, Y19
-	VMAXPS        Y19, Y18, Y18
-	VEXTRACTF32X4 $0x01, Y18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x0e, X18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x01, X18, X19
-	VMAXPS        X19, X18, X18
 	VMOVSS        X18, 12(SI)
-	VMOVUPS       minusInf<>+0(SB), Z26
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16908(DI)
+	VMOVUPS       minusInf<>+0(SB), Z24
 	LEAQ          -1024(AX), R13
 	MOVQ          work+64(FP), AX
 	LEAQ          8192(AX)(AX*1), AX
@@ -3295,20 +3137,18 @@ TEXT ·weightsDotsRows5(SB), NOSPLIT, $32-72
 	XORQ    R13, R13
 	MOVQ    $0x00000200, R9
 	MOVQ    $0x00000600, R10
-	VMOVUPS expLow<>+0(SB), Z21
-	VMOVUPS expHigh<>+0(SB), Z22
 	MOVQ    work+64(FP), R12
 	VPXORD  Z18, Z18, Z18
 	VMOVUPS Z18, 16384(R12)
-	VMOVUPS minusInf<>+0(SB), Z23
+	VMOVUPS minusInf<>+0(SB), Z21
 	VMOVUPS Z18, 16448(R12)
-	VMOVUPS minusInf<>+0(SB), Z24
+	VMOVUPS minusInf<>+0(SB), Z22
 	VMOVUPS Z18, 16512(R12)
-	VMOVUPS minusInf<>+0(SB), Z25
+	VMOVUPS minusInf<>+0(SB), Z23
 	VMOVUPS Z18, 16576(R12)
-	VMOVUPS minusInf<>+0(SB), Z26
+	VMOVUPS minusInf<>+0(SB), Z24
 	VMOVUPS Z18, 16640(R12)
-	VMOVUPS minusInf<>+0(SB), Z27
+	VMOVUPS minusInf<>+0(SB), Z25
 
 split:
 	MOVQ $0x00000010, BX
@@ -3382,19 +3222,19 @@ last:
 store:
 	VADDPS  Z8, Z0, Z0
 	VMOVUPS Z0, (AX)
-	VMAXPS  Z0, Z23, Z23
+	VMAXPS  Z0, Z21, Z21
 	VADDPS  Z9, Z1, Z1
 	VMOVUPS Z1, 1024(AX)
-	VMAXPS  Z1, Z24, Z24
+	VMAXPS  Z1, Z22, Z22
 	VADDPS  Z10, Z2, Z2
 	VMOVUPS Z2, 2048(AX)
-	VMAXPS  Z2, Z25, Z25
+	VMAXPS  Z2, Z23, Z23
 	VADDPS  Z11, Z3, Z3
 	VMOVUPS Z3, 3072(AX)
-	VMAXPS  Z3, Z26, Z26
+	VMAXPS  Z3, Z24, Z24
 	VADDPS  Z12, Z4, Z4
 	VMOVUPS Z4, 4096(AX)
-	VMAXPS  Z4, Z27, Z27
+	VMAXPS  Z4, Z25, Z25
 	ADDQ    $0x40, AX
 	ADDQ    $0x08, CX
 	JMP     exponentials
@@ -3417,128 +3257,82 @@ exponentials:
 	TESTQ       R13, R13
 	JZ          next
 	MOVQ        work+64(FP), R12
-	MOVQ        16(SP), SI
 	MOVQ        8(SP), DI
 	VMOVUPS     (R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST (SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16896(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16384(R12), Z18, Z19
 	VMOVUPS     Z19, 16384(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, (DI)
 	VMOVUPS     1024(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 4(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16900(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16448(R12), Z18, Z19
 	VMOVUPS     Z19, 16448(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 512(DI)
 	VMOVUPS     2048(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 8(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16904(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16512(R12), Z18, Z19
 	VMOVUPS     Z19, 16512(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 1024(DI)
 	VMOVUPS     3072(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 12(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16908(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16576(R12), Z18, Z19
 	VMOVUPS     Z19, 16576(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 1536(DI)
 	VMOVUPS     4096(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 16(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16912(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16640(R12), Z18, Z19
 	VMOVUPS     Z19, 16640(R12)
 	LONG        $0x00000000487ea262
@@ -3623,7 +3417,8 @@ largest:
 	JE            end
 	DECQ          (SP)
 	MOVQ          16(SP), SI
-	VMOVAPS       Z23, Z18
+	MOVQ          work+64(FP), DI
+	VMOVAPS       Z21, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
 	VEXTRACTF32X4 $0x01, Y18, X19
@@ -3633,6 +3428,37 @@ largest:
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
 	VMOVSS        X18, (SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16896(DI)
+	VMOVUPS       minusInf<>+0(SB), Z21
+	VMOVAPS       Z22, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16900(DI)
+	VMOVUPS       minusInf<>+0(SB), Z22
+	VMOVAPS       Z23, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 8(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16904(DI)
 	VMOVUPS       minusInf<>+0(SB), Z23
 	VMOVAPS       Z24, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -3643,7 +3469,10 @@ largest:
 	VMAXPS        X19, X18, X18
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 4(SI)
+	VMOVSS        X18, 12(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16908(DI)
 	VMOVUPS       minusInf<>+0(SB), Z24
 	VMOVAPS       Z25, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -3654,30 +3483,11 @@ largest:
 	VMAXPS        X19, X18, X18
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 8(SI)
-	VMOVUPS       minusInf<>+0(SB), Z25
-	VMOVAPS       Z26, Z18
-	VEXTRACTF64X4 $0x01, Z18, Y19
-	VMAXPS        Y19, Y18, Y18
-	VEXTRACTF32X4 $0x01, Y18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x0e, X18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x01, X18, X19
-	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 12(SI)
-	VMOVUPS       minusInf<>+0(SB), Z26
-	VMOVAPS       Z27, Z18
-	VEXTRACTF64X4 $0x01, Z18, Y19
-	VMAXPS        Y19, Y18, Y18
-	VEXTRACTF32X4 $0x01, Y18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x0e, X18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x01, X18, X19
-	VMAXPS        X19, X18, X18
 	VMOVSS        X18, 16(SI)
-	VMOVUPS       minusInf<>+0(SB), Z27
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16912(DI)
+	VMOVUPS       minusInf<>+0(SB), Z25
 	LEAQ          -1024(AX), R13
 	MOVQ          work+64(FP), AX
 	LEAQ          8192(AX)(AX*1), AX
@@ -3961,22 +3771,20 @@ TEXT ·weightsDotsRows6(SB), NOSPLIT, $32-72
 	XORQ    R13, R13
 	MOVQ    $0x00000200, R9
 	MOVQ    $0x00000600, R10
-	VMOVUPS expLow<>+0(SB), Z21
-	VMOVUPS expHigh<>+0(SB), Z22
 	MOVQ    work+64(FP), R12
 	VPXORD  Z18, Z18, Z18
 	VMOVUPS Z18, 16384(R12)
-	VMOVUPS minusInf<>+0(SB), Z23
+	VMOVUPS minusInf<>+0(SB), Z21
 	VMOVUPS Z18, 16448(R12)
-	VMOVUPS minusInf<>+0(SB), Z24
+	VMOVUPS minusInf<>+0(SB), Z22
 	VMOVUPS Z18, 16512(R12)
-	VMOVUPS minusInf<>+0(SB), Z25
+	VMOVUPS minusInf<>+0(SB), Z23
 	VMOVUPS Z18, 16576(R12)
-	VMOVUPS minusInf<>+0(SB), Z26
+	VMOVUPS minusInf<>+0(SB), Z24
 	VMOVUPS Z18, 16640(R12)
-	VMOVUPS minusInf<>+0(SB), Z27
+	VMOVUPS minusInf<>+0(SB), Z25
 	VMOVUPS Z18, 16704(R12)
-	VMOVUPS minusInf<>+0(SB), Z28
+	VMOVUPS minusInf<>+0(SB), Z26
 
 split:
 	MOVQ $0x00000010, BX
@@ -4055,22 +3863,22 @@ last:
 store:
 	VADDPS  Z8, Z0, Z0
 	VMOVUPS Z0, (AX)
-	VMAXPS  Z0, Z23, Z23
+	VMAXPS  Z0, Z21, Z21
 	VADDPS  Z9, Z1, Z1
 	VMOVUPS Z1, 1024(AX)
-	VMAXPS  Z1, Z24, Z24
+	VMAXPS  Z1, Z22, Z22
 	VADDPS  Z10, Z2, Z2
 	VMOVUPS Z2, 2048(AX)
-	VMAXPS  Z2, Z25, Z25
+	VMAXPS  Z2, Z23, Z23
 	VADDPS  Z11, Z3, Z3
 	VMOVUPS Z3, 3072(AX)
-	VMAXPS  Z3, Z26, Z26
+	VMAXPS  Z3, Z24, Z24
 	VADDPS  Z12, Z4, Z4
 	VMOVUPS Z4, 4096(AX)
-	VMAXPS  Z4, Z27, Z27
+	VMAXPS  Z4, Z25, Z25
 	VADDPS  Z13, Z5, Z5
 	VMOVUPS Z5, 5120(AX)
-	VMAXPS  Z5, Z28, Z28
+	VMAXPS  Z5, Z26, Z26
 	ADDQ    $0x40, AX
 	ADDQ    $0x08, CX
 	JMP     exponentials
@@ -4093,153 +3901,98 @@ exponentials:
 	TESTQ       R13, R13
 	JZ          next
 	MOVQ        work+64(FP), R12
-	MOVQ        16(SP), SI
 	MOVQ        8(SP), DI
 	VMOVUPS     (R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST (SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16896(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16384(R12), Z18, Z19
 	VMOVUPS     Z19, 16384(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, (DI)
 	VMOVUPS     1024(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 4(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16900(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16448(R12), Z18, Z19
 	VMOVUPS     Z19, 16448(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 512(DI)
 	VMOVUPS     2048(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 8(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16904(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16512(R12), Z18, Z19
 	VMOVUPS     Z19, 16512(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 1024(DI)
 	VMOVUPS     3072(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 12(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16908(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16576(R12), Z18, Z19
 	VMOVUPS     Z19, 16576(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 1536(DI)
 	VMOVUPS     4096(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 16(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16912(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16640(R12), Z18, Z19
 	VMOVUPS     Z19, 16640(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 2048(DI)
 	VMOVUPS     5120(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 20(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16916(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16704(R12), Z18, Z19
 	VMOVUPS     Z19, 16704(R12)
 	LONG        $0x00000000487ea262
@@ -4336,7 +4089,8 @@ largest:
 	JE            end
 	DECQ          (SP)
 	MOVQ          16(SP), SI
-	VMOVAPS       Z23, Z18
+	MOVQ          work+64(FP), DI
+	VMOVAPS       Z21, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
 	VEXTRACTF32X4 $0x01, Y18, X19
@@ -4346,6 +4100,37 @@ largest:
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
 	VMOVSS        X18, (SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16896(DI)
+	VMOVUPS       minusInf<>+0(SB), Z21
+	VMOVAPS       Z22, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16900(DI)
+	VMOVUPS       minusInf<>+0(SB), Z22
+	VMOVAPS       Z23, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 8(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16904(DI)
 	VMOVUPS       minusInf<>+0(SB), Z23
 	VMOVAPS       Z24, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -4356,7 +4141,10 @@ largest:
 	VMAXPS        X19, X18, X18
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 4(SI)
+	VMOVSS        X18, 12(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16908(DI)
 	VMOVUPS       minusInf<>+0(SB), Z24
 	VMOVAPS       Z25, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -4367,7 +4155,10 @@ largest:
 	VMAXPS        X19, X18, X18
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 8(SI)
+	VMOVSS        X18, 16(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16912(DI)
 	VMOVUPS       minusInf<>+0(SB), Z25
 	VMOVAPS       Z26, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -4378,30 +4169,11 @@ largest:
 	VMAXPS        X19, X18, X18
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 12(SI)
-	VMOVUPS       minusInf<>+0(SB), Z26
-	VMOVAPS       Z27, Z18
-	VEXTRACTF64X4 $0x01, Z18, Y19
-	VMAXPS        Y19, Y18, Y18
-	VEXTRACTF32X4 $0x01, Y18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x0e, X18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x01, X18, X19
-	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 16(SI)
-	VMOVUPS       minusInf<>+0(SB), Z27
-	VMOVAPS       Z28, Z18
-	VEXTRACTF64X4 $0x01, Z18, Y19
-	VMAXPS        Y19, Y18, Y18
-	VEXTRACTF32X4 $0x01, Y18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x0e, X18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x01, X18, X19
-	VMAXPS        X19, X18, X18
 	VMOVSS        X18, 20(SI)
-	VMOVUPS       minusInf<>+0(SB), Z28
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16916(DI)
+	VMOVUPS       minusInf<>+0(SB), Z26
 	LEAQ          -1024(AX), R13
 	MOVQ          work+64(FP), AX
 	LEAQ          8192(AX)(AX*1), AX
@@ -4703,24 +4475,22 @@ TEXT ·weightsDotsRows7(SB), NOSPLIT, $32-72
 	XORQ    R13, R13
 	MOVQ    $0x00000200, R9
 	MOVQ    $0x00000600, R10
-	VMOVUPS expLow<>+0(SB), Z21
-	VMOVUPS expHigh<>+0(SB), Z22
 	MOVQ    work+64(FP), R12
 	VPXORD  Z18, Z18, Z18
 	VMOVUPS Z18, 16384(R12)
-	VMOVUPS minusInf<>+0(SB), Z23
+	VMOVUPS minusInf<>+0(SB), Z21
 	VMOVUPS Z18, 16448(R12)
-	VMOVUPS minusInf<>+0(SB), Z24
+	VMOVUPS minusInf<>+0(SB), Z22
 	VMOVUPS Z18, 16512(R12)
-	VMOVUPS minusInf<>+0(SB), Z25
+	VMOVUPS minusInf<>+0(SB), Z23
 	VMOVUPS Z18, 16576(R12)
-	VMOVUPS minusInf<>+0(SB), Z26
+	VMOVUPS minusInf<>+0(SB), Z24
 	VMOVUPS Z18, 16640(R12)
-	VMOVUPS minusInf<>+0(SB), Z27
+	VMOVUPS minusInf<>+0(SB), Z25
 	VMOVUPS Z18, 16704(R12)
-	VMOVUPS minusInf<>+0(SB), Z28
+	VMOVUPS minusInf<>+0(SB), Z26
 	VMOVUPS Z18, 16768(R12)
-	VMOVUPS minusInf<>+0(SB), Z29
+	VMOVUPS minusInf<>+0(SB), Z27
 
 split:
 	MOVQ $0x00000010, BX
@@ -4804,25 +4574,25 @@ last:
 store:
 	VADDPS  Z8, Z0, Z0
 	VMOVUPS Z0, (AX)
-	VMAXPS  Z0, Z23, Z23
+	VMAXPS  Z0, Z21, Z21
 	VADDPS  Z9, Z1, Z1
 	VMOVUPS Z1, 1024(AX)
-	VMAXPS  Z1, Z24, Z24
+	VMAXPS  Z1, Z22, Z22
 	VADDPS  Z10, Z2, Z2
 	VMOVUPS Z2, 2048(AX)
-	VMAXPS  Z2, Z25, Z25
+	VMAXPS  Z2, Z23, Z23
 	VADDPS  Z11, Z3, Z3
 	VMOVUPS Z3, 3072(AX)
-	VMAXPS  Z3, Z26, Z26
+	VMAXPS  Z3, Z24, Z24
 	VADDPS  Z12, Z4, Z4
 	VMOVUPS Z4, 4096(AX)
-	VMAXPS  Z4, Z27, Z27
+	VMAXPS  Z4, Z25, Z25
 	VADDPS  Z13, Z5, Z5
 	VMOVUPS Z5, 5120(AX)
-	VMAXPS  Z5, Z28, Z28
+	VMAXPS  Z5, Z26, Z26
 	VADDPS  Z14, Z6, Z6
 	VMOVUPS Z6, 6144(AX)
-	VMAXPS  Z6, Z29, Z29
+	VMAXPS  Z6, Z27, Z27
 	ADDQ    $0x40, AX
 	ADDQ    $0x08, CX
 	JMP     exponentials
@@ -4845,178 +4615,114 @@ exponentials:
 	TESTQ       R13, R13
 	JZ          next
 	MOVQ        work+64(FP), R12
-	MOVQ        16(SP), SI
 	MOVQ        8(SP), DI
 	VMOVUPS     (R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST (SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16896(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16384(R12), Z18, Z19
 	VMOVUPS     Z19, 16384(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, (DI)
 	VMOVUPS     1024(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 4(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16900(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16448(R12), Z18, Z19
 	VMOVUPS     Z19, 16448(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 512(DI)
 	VMOVUPS     2048(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 8(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16904(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16512(R12), Z18, Z19
 	VMOVUPS     Z19, 16512(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 1024(DI)
 	VMOVUPS     3072(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 12(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16908(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16576(R12), Z18, Z19
 	VMOVUPS     Z19, 16576(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 1536(DI)
 	VMOVUPS     4096(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 16(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16912(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16640(R12), Z18, Z19
 	VMOVUPS     Z19, 16640(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 2048(DI)
 	VMOVUPS     5120(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 20(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16916(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16704(R12), Z18, Z19
 	VMOVUPS     Z19, 16704(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 2560(DI)
 	VMOVUPS     6144(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 24(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16920(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16768(R12), Z18, Z19
 	VMOVUPS     Z19, 16768(R12)
 	LONG        $0x00000000487ea262
@@ -5125,7 +4831,8 @@ largest:
 	JE            end
 	DECQ          (SP)
 	MOVQ          16(SP), SI
-	VMOVAPS       Z23, Z18
+	MOVQ          work+64(FP), DI
+	VMOVAPS       Z21, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
 	VEXTRACTF32X4 $0x01, Y18, X19
@@ -5135,6 +4842,37 @@ largest:
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
 	VMOVSS        X18, (SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16896(DI)
+	VMOVUPS       minusInf<>+0(SB), Z21
+	VMOVAPS       Z22, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16900(DI)
+	VMOVUPS       minusInf<>+0(SB), Z22
+	VMOVAPS       Z23, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 8(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16904(DI)
 	VMOVUPS       minusInf<>+0(SB), Z23
 	VMOVAPS       Z24, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -5145,7 +4883,10 @@ largest:
 	VMAXPS        X19, X18, X18
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 4(SI)
+	VMOVSS        X18, 12(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16908(DI)
 	VMOVUPS       minusInf<>+0(SB), Z24
 	VMOVAPS       Z25, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -5156,7 +4897,10 @@ largest:
 	VMAXPS        X19, X18, X18
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 8(SI)
+	VMOVSS        X18, 16(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16912(DI)
 	VMOVUPS       minusInf<>+0(SB), Z25
 	VMOVAPS       Z26, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -5167,7 +4911,10 @@ largest:
 	VMAXPS        X19, X18, X18
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 12(SI)
+	VMOVSS        X18, 20(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16916(DI)
 	VMOVUPS       minusInf<>+0(SB), Z26
 	VMOVAPS       Z27, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -5178,30 +4925,11 @@ largest:
 	VMAXPS        X19, X18, X18
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 16(SI)
-	VMOVUPS       minusInf<>+0(SB), Z27
-	VMOVAPS       Z28, Z18
-	VEXTRACTF64X4 $0x01, Z18, Y19
-	VMAXPS        Y19, Y18, Y18
-	VEXTRACTF32X4 $0x01, Y18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x0e, X18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x01, X18, X19
-	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 20(SI)
-	VMOVUPS       minusInf<>+0(SB), Z28
-	VMOVAPS       Z29, Z18
-	VEXTRACTF64X4 $0x01, Z18, Y19
-	VMAXPS        Y19, Y18, Y18
-	VEXTRACTF32X4 $0x01, Y18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x0e, X18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x01, X18, X19
-	VMAXPS        X19, X18, X18
 	VMOVSS        X18, 24(SI)
-	VMOVUPS       minusInf<>+0(SB), Z29
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16920(DI)
+	VMOVUPS       minusInf<>+0(SB), Z27
 	LEAQ          -1024(AX), R13
 	MOVQ          work+64(FP), AX
 	LEAQ          8192(AX)(AX*1), AX
@@ -5521,26 +5249,24 @@ TEXT ·weightsDotsRows8(SB), NOSPLIT, $32-72
 	XORQ    R13, R13
 	MOVQ    $0x00000200, R9
 	MOVQ    $0x00000600, R10
-	VMOVUPS expLow<>+0(SB), Z21
-	VMOVUPS expHigh<>+0(SB), Z22
 	MOVQ    work+64(FP), R12
 	VPXORD  Z18, Z18, Z18
 	VMOVUPS Z18, 16384(R12)
-	VMOVUPS minusInf<>+0(SB), Z23
+	VMOVUPS minusInf<>+0(SB), Z21
 	VMOVUPS Z18, 16448(R12)
-	VMOVUPS minusInf<>+0(SB), Z24
+	VMOVUPS minusInf<>+0(SB), Z22
 	VMOVUPS Z18, 16512(R12)
-	VMOVUPS minusInf<>+0(SB), Z25
+	VMOVUPS minusInf<>+0(SB), Z23
 	VMOVUPS Z18, 16576(R12)
-	VMOVUPS minusInf<>+0(SB), Z26
+	VMOVUPS minusInf<>+0(SB), Z24
 	VMOVUPS Z18, 16640(R12)
-	VMOVUPS minusInf<>+0(SB), Z27
+	VMOVUPS minusInf<>+0(SB), Z25
 	VMOVUPS Z18, 16704(R12)
-	VMOVUPS minusInf<>+0(SB), Z28
+	VMOVUPS minusInf<>+0(SB), Z26
 	VMOVUPS Z18, 16768(R12)
-	VMOVUPS minusInf<>+0(SB), Z29
+	VMOVUPS minusInf<>+0(SB), Z27
 	VMOVUPS Z18, 16832(R12)
-	VMOVUPS minusInf<>+0(SB), Z30
+	VMOVUPS minusInf<>+0(SB), Z28
 
 split:
 	MOVQ $0x00000010, BX
@@ -5629,28 +5355,28 @@ last:
 store:
 	VADDPS  Z8, Z0, Z0
 	VMOVUPS Z0, (AX)
-	VMAXPS  Z0, Z23, Z23
+	VMAXPS  Z0, Z21, Z21
 	VADDPS  Z9, Z1, Z1
 	VMOVUPS Z1, 1024(AX)
-	VMAXPS  Z1, Z24, Z24
+	VMAXPS  Z1, Z22, Z22
 	VADDPS  Z10, Z2, Z2
 	VMOVUPS Z2, 2048(AX)
-	VMAXPS  Z2, Z25, Z25
+	VMAXPS  Z2, Z23, Z23
 	VADDPS  Z11, Z3, Z3
 	VMOVUPS Z3, 3072(AX)
-	VMAXPS  Z3, Z26, Z26
+	VMAXPS  Z3, Z24, Z24
 	VADDPS  Z12, Z4, Z4
 	VMOVUPS Z4, 4096(AX)
-	VMAXPS  Z4, Z27, Z27
+	VMAXPS  Z4, Z25, Z25
 	VADDPS  Z13, Z5, Z5
 	VMOVUPS Z5, 5120(AX)
-	VMAXPS  Z5, Z28, Z28
+	VMAXPS  Z5, Z26, Z26
 	VADDPS  Z14, Z6, Z6
 	VMOVUPS Z6, 6144(AX)
-	VMAXPS  Z6, Z29, Z29
+	VMAXPS  Z6, Z27, Z27
 	VADDPS  Z15, Z7, Z7
 	VMOVUPS Z7, 7168(AX)
-	VMAXPS  Z7, Z30, Z30
+	VMAXPS  Z7, Z28, Z28
 	ADDQ    $0x40, AX
 	ADDQ    $0x08, CX
 	JMP     exponentials
@@ -5673,203 +5399,130 @@ exponentials:
 	TESTQ       R13, R13
 	JZ          next
 	MOVQ        work+64(FP), R12
-	MOVQ        16(SP), SI
 	MOVQ        8(SP), DI
 	VMOVUPS     (R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST (SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16896(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16384(R12), Z18, Z19
 	VMOVUPS     Z19, 16384(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, (DI)
 	VMOVUPS     1024(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 4(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16900(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16448(R12), Z18, Z19
 	VMOVUPS     Z19, 16448(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 512(DI)
 	VMOVUPS     2048(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 8(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16904(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16512(R12), Z18, Z19
 	VMOVUPS     Z19, 16512(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 1024(DI)
 	VMOVUPS     3072(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 12(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16908(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16576(R12), Z18, Z19
 	VMOVUPS     Z19, 16576(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 1536(DI)
 	VMOVUPS     4096(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 16(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16912(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16640(R12), Z18, Z19
 	VMOVUPS     Z19, 16640(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 2048(DI)
 	VMOVUPS     5120(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 20(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16916(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16704(R12), Z18, Z19
 	VMOVUPS     Z19, 16704(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 2560(DI)
 	VMOVUPS     6144(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 24(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16920(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16768(R12), Z18, Z19
 	VMOVUPS     Z19, 16768(R12)
 	LONG        $0x00000000487ea262
 	WORD        $0x000000000000e272
 	VMOVUPS     Y20, 3072(DI)
 	VMOVUPS     7168(R13), Z18
-	VCMPPS      $0x04, minusInf<>+0(SB), Z18, K1
-	VSUBPS.BCST 28(SI), Z18, Z18
-	VMAXPS      Z18, Z21, Z18
-	VMINPS      Z18, Z22, Z18
-	VMULPS      expLog2e<>+0(SB), Z18, Z19
-	VRNDSCALEPS $0x08, Z19, Z19
-	VFMADD231PS expLn2High<>+0(SB), Z19, Z18
-	VFMADD231PS expLn2Low<>+0(SB), Z19, Z18
-	VMOVUPS     expP0<>+0(SB), Z20
-	VFMADD213PS expP1<>+0(SB), Z18, Z20
-	VFMADD213PS expP2<>+0(SB), Z18, Z20
-	VFMADD213PS expP3<>+0(SB), Z18, Z20
-	VFMADD213PS expP4<>+0(SB), Z18, Z20
-	VFMADD213PS expP5<>+0(SB), Z18, Z20
-	VMULPS      Z18, Z20, Z20
-	VFMADD213PS Z18, Z18, Z20
-	VADDPS      one<>+0(SB), Z20, Z20
-	VSCALEFPS   Z19, Z20, Z18
-	VMOVAPS.Z   Z18, K1, Z18
+	VSUBPS.BCST 16924(R12), Z18, Z18
+	VMULPS      log2e<>+0(SB), Z18, Z18
+	VRNDSCALEPS $0x09, Z18, Z19
+	VSUBPS      Z19, Z18, Z19
+	VMOVUPS     weight4<>+0(SB), Z20
+	VFMADD213PS weight3<>+0(SB), Z19, Z20
+	VFMADD213PS weight2<>+0(SB), Z19, Z20
+	VFMADD213PS weight1<>+0(SB), Z19, Z20
+	VFMADD213PS weight0<>+0(SB), Z19, Z20
+	VSCALEFPS   Z18, Z20, Z18
 	VADDPS      16832(R12), Z18, Z19
 	VMOVUPS     Z19, 16832(R12)
 	LONG        $0x00000000487ea262
@@ -5990,7 +5643,8 @@ largest:
 	JE            end
 	DECQ          (SP)
 	MOVQ          16(SP), SI
-	VMOVAPS       Z23, Z18
+	MOVQ          work+64(FP), DI
+	VMOVAPS       Z21, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
 	VEXTRACTF32X4 $0x01, Y18, X19
@@ -6000,6 +5654,37 @@ largest:
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
 	VMOVSS        X18, (SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16896(DI)
+	VMOVUPS       minusInf<>+0(SB), Z21
+	VMOVAPS       Z22, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 4(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16900(DI)
+	VMOVUPS       minusInf<>+0(SB), Z22
+	VMOVAPS       Z23, Z18
+	VEXTRACTF64X4 $0x01, Z18, Y19
+	VMAXPS        Y19, Y18, Y18
+	VEXTRACTF32X4 $0x01, Y18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x0e, X18, X19
+	VMAXPS        X19, X18, X18
+	VPERMILPS     $0x01, X18, X19
+	VMAXPS        X19, X18, X18
+	VMOVSS        X18, 8(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16904(DI)
 	VMOVUPS       minusInf<>+0(SB), Z23
 	VMOVAPS       Z24, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -6010,7 +5695,10 @@ largest:
 	VMAXPS        X19, X18, X18
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 4(SI)
+	VMOVSS        X18, 12(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16908(DI)
 	VMOVUPS       minusInf<>+0(SB), Z24
 	VMOVAPS       Z25, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -6021,7 +5709,10 @@ largest:
 	VMAXPS        X19, X18, X18
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 8(SI)
+	VMOVSS        X18, 16(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16912(DI)
 	VMOVUPS       minusInf<>+0(SB), Z25
 	VMOVAPS       Z26, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -6032,7 +5723,10 @@ largest:
 	VMAXPS        X19, X18, X18
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 12(SI)
+	VMOVSS        X18, 20(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16916(DI)
 	VMOVUPS       minusInf<>+0(SB), Z26
 	VMOVAPS       Z27, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -6043,7 +5737,10 @@ largest:
 	VMAXPS        X19, X18, X18
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 16(SI)
+	VMOVSS        X18, 24(SI)
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16920(DI)
 	VMOVUPS       minusInf<>+0(SB), Z27
 	VMOVAPS       Z28, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -6054,30 +5751,11 @@ largest:
 	VMAXPS        X19, X18, X18
 	VPERMILPS     $0x01, X18, X19
 	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 20(SI)
-	VMOVUPS       minusInf<>+0(SB), Z28
-	VMOVAPS       Z29, Z18
-	VEXTRACTF64X4 $0x01, Z18, Y19
-	VMAXPS        Y19, Y18, Y18
-	VEXTRACTF32X4 $0x01, Y18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x0e, X18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x01, X18, X19
-	VMAXPS        X19, X18, X18
-	VMOVSS        X18, 24(SI)
-	VMOVUPS       minusInf<>+0(SB), Z29
-	VMOVAPS       Z30, Z18
-	VEXTRACTF64X4 $0x01, Z18, Y19
-	VMAXPS        Y19, Y18, Y18
-	VEXTRACTF32X4 $0x01, Y18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x0e, X18, X19
-	VMAXPS        X19, X18, X18
-	VPERMILPS     $0x01, X18, X19
-	VMAXPS        X19, X18, X18
 	VMOVSS        X18, 28(SI)
-	VMOVUPS       minusInf<>+0(SB), Z30
+	VMOVSS        lowest<>+0(SB), X19
+	VMAXSS        X18, X19, X18
+	VMOVSS        X18, 16924(DI)
+	VMOVUPS       minusInf<>+0(SB), Z28
 	LEAQ          -1024(AX), R13
 	MOVQ          work+64(FP), AX
 	LEAQ          8192(AX)(AX*1), AX
@@ -6275,6 +5953,65 @@ pairs:
 	JMP        split
 
 end:
+	VZEROUPPER
+	RET
+
+// func softmaxDots(p *float32, n int, max *float32) float32
+// Requires: AVX, AVX512F, AVX512VL, SSE
+TEXT ·softmaxDots(SB), NOSPLIT, $8-28
+	MOVQ    p+0(FP), DI
+	MOVQ    n+8(FP), CX
+	MOVQ    max+16(FP), AX
+	MOVQ    DI, SI
+	MOVQ    CX, BX
+	VMOVUPS minusInf<>+0(SB), Z4
+
+largest:
+	VMOVUPS       (DI), Z0
+	VMAXPS        Z0, Z4, Z4
+	ADDQ          $0x40, DI
+	SUBQ          $0x10, BX
+	JG            largest
+	VEXTRACTF64X4 $0x01, Z4, Y5
+	VMAXPS        Y5, Y4, Y4
+	VEXTRACTF32X4 $0x01, Y4, X5
+	VMAXPS        X5, X4, X4
+	VPERMILPS     $0x0e, X4, X5
+	VMAXPS        X5, X4, X4
+	VPERMILPS     $0x01, X4, X5
+	VMAXPS        X5, X4, X4
+	VMOVSS        X4, (AX)
+	VMOVSS        lowest<>+0(SB), X5
+	VMAXSS        X4, X5, X4
+	VMOVSS        X4, (SP)
+	VPXORD        Z3, Z3, Z3
+
+weight:
+	VMOVUPS       (SI), Z0
+	VSUBPS.BCST   (SP), Z0, Z0
+	VMULPS        log2e<>+0(SB), Z0, Z0
+	VRNDSCALEPS   $0x09, Z0, Z1
+	VSUBPS        Z1, Z0, Z1
+	VMOVUPS       weight4<>+0(SB), Z2
+	VFMADD213PS   weight3<>+0(SB), Z1, Z2
+	VFMADD213PS   weight2<>+0(SB), Z1, Z2
+	VFMADD213PS   weight1<>+0(SB), Z1, Z2
+	VFMADD213PS   weight0<>+0(SB), Z1, Z2
+	VSCALEFPS     Z0, Z2, Z0
+	VMOVUPS       Z0, (SI)
+	VADDPS        Z0, Z3, Z3
+	ADDQ          $0x40, SI
+	SUBQ          $0x10, CX
+	JG            weight
+	VEXTRACTF64X4 $0x01, Z3, Y4
+	VADDPS        Y4, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X4
+	VADDPS        X4, X3, X3
+	VPERMILPS     $0x0e, X3, X4
+	VADDPS        X4, X3, X3
+	VPERMILPS     $0x01, X3, X4
+	VADDPS        X4, X3, X3
+	MOVSS         X3, ret+24(FP)
 	VZEROUPPER
 	RET
 

@@ -223,6 +223,51 @@ func TestWeightsDotsAreGeneric(t *testing.T) {
 	}
 }
 
+// TestSoftmaxDotsIsGeneric compares bits at every length, with scores of every kind.
+func TestSoftmaxDotsIsGeneric(t *testing.T) {
+	const seed = 7
+	t.Logf("seed %d", seed)
+	dotSets(t)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for n := 16; n <= splitPositions; n += 16 {
+		for trial := range 20 {
+			want := randomGuarded(rng, n, []float32{1e-6, 1, 100, 1e30}[trial%4])
+			for range trial {
+				want.x[rng.IntN(n)] = pickFloat(rng, float32(math.Inf(-1)), 0, 1e-40, 3e38)
+			}
+			switch trial {
+			case 17:
+				fill(want.x, float32(math.Inf(-1)))
+			case 18:
+				want.x[rng.IntN(n)] = nan
+			case 19:
+				want.x[rng.IntN(n)] = float32(math.Inf(1))
+			}
+			got, results := want.copy(), [2]guarded{newGuarded(2), newGuarded(2)}
+			results[0].x[1] = mixersGeneric.softmaxDots(want.first(), n, results[0].first())
+			results[1].x[1] = mixersFor(AVX512).softmaxDots(got.first(), n, results[1].first())
+			if trial == 18 { // whatever the others are, the sum is none
+				require.True(t, results[1].x[1] != results[1].x[1], "NaN of %d", n)
+				continue
+			}
+			requireSame(t, want, got, "trial %d of %d", trial, n)
+			requireSame(t, results[0], results[1], "largest and sum, trial %d of %d", trial, n)
+		}
+	}
+}
+
+// TestWeightAccuracy walks through what may be left of a score beside the largest.
+func TestWeightAccuracy(t *testing.T) {
+	for _, largest := range []float32{0, 1, -3.7, 4e5} {
+		for d := float32(0); d < 80; d += 0.00037 {
+			x := largest - d
+			want := math.Exp(float64(x - largest))
+			tolerance := 4e-6 + 0x1p-24*float64(d) // of the polynomial, and of the rounded exponent
+			require.InEpsilon(t, want, weightGeneric(x, largest), tolerance, "%g beside %g", x, largest)
+		}
+	}
+}
+
 // TestPrecision: auto is the fastest that is there, and what is not there is refused.
 func TestPrecision(t *testing.T) {
 	for _, isa := range Supported() {

@@ -34,6 +34,8 @@ type mixerKernels struct {
 	// softmax replaces n scores, a multiple of 16, by their exponentials relative
 	// to the largest; those of −Inf are zero. It returns their sum.
 	softmax func(p *float32, n int, max *float32) float32
+	// softmaxDots does so as exactly as weights need that are rounded to bf16.
+	softmaxDots func(p *float32, n int, max *float32) float32
 	// merge is acc = acc·a + part·b for each row, over [chunks][rows][16].
 	merge func(acc, part, a, b *float32, rows, chunks int)
 
@@ -104,21 +106,22 @@ var mixersGeneric = &mixerKernels{
 		weightsDotsGeneric(1), weightsDotsGeneric(2), weightsDotsGeneric(3), weightsDotsGeneric(4),
 		weightsDotsGeneric(5), weightsDotsGeneric(6), weightsDotsGeneric(7), weightsDotsGeneric(8),
 	},
-	softmax:   softmaxGeneric,
-	merge:     mergeGeneric,
-	product:   productGeneric,
-	match:     matchGeneric,
-	weigh:     weighGeneric,
-	solve:     solveGeneric,
-	token:     tokenGeneric,
-	update:    updateGeneric,
-	convolve:  convolveGeneric,
-	gate:      gateGeneric,
-	rotate:    rotateGeneric,
-	collect:   collectGeneric,
-	zip:       zipGeneric,
-	zipSecond: zipSecondGeneric,
-	storeKey:  storeKeyGeneric,
+	softmax:     softmaxGeneric,
+	softmaxDots: softmaxDotsGeneric,
+	merge:       mergeGeneric,
+	product:     productGeneric,
+	match:       matchGeneric,
+	weigh:       weighGeneric,
+	solve:       solveGeneric,
+	token:       tokenGeneric,
+	update:      updateGeneric,
+	convolve:    convolveGeneric,
+	gate:        gateGeneric,
+	rotate:      rotateGeneric,
+	collect:     collectGeneric,
+	zip:         zipGeneric,
+	zipSecond:   zipSecondGeneric,
+	storeKey:    storeKeyGeneric,
 }
 
 // lanes16 are 16 numbers side by side.
@@ -212,7 +215,7 @@ func weightsDotsGeneric(rows int) func(w, max, sum *float32, k **byte, splits in
 			for r := range rows {
 				p := unsafe.Slice(work, rows*splitPositions)[r*splitPositions:][:splitPositions]
 				at := s*unitRows + r
-				unsafe.Slice(sum, at+1)[at] = softmaxGeneric(&p[0], len(p), &unsafe.Slice(max, at+1)[at])
+				unsafe.Slice(sum, at+1)[at] = softmaxDotsGeneric(&p[0], len(p), &unsafe.Slice(max, at+1)[at])
 				roundGeneric(&unsafe.Slice(w, (at+1)*dotRowWords)[at*dotRowWords], &p[0], len(p))
 			}
 		}
@@ -265,6 +268,52 @@ func softmaxGeneric(p *float32, n int, max *float32) float32 {
 			}
 		}
 	}
+	return sumLanes(&sum)
+}
+
+// weightPoly is 2^f for f from 0 to 1, within 4·10⁻⁶ of it, and 1 and 2 at the ends; the
+// highest power first.
+var weightPoly = [...]float32{0.0135557456, 0.0520323664, 0.241379768, 0.693032146, 1}
+
+// weightGeneric is e^(x−largest), as exact as its rounding to bf16 needs.
+func weightGeneric(x, largest float32) float32 {
+	y := float32(x-largest) * log2e
+	if y != y || y < -200 {
+		return max(y, 0)
+	}
+	floor := math.Floor(float64(y))
+	rest := float32(float64(y) - floor)
+	p := weightPoly[0]
+	for _, c := range weightPoly[1:] {
+		p = fma(p, rest, c)
+	}
+	return float32(math.Ldexp(float64(p), int(floor)))
+}
+
+// softmaxDotsGeneric adds as softmaxGeneric does.
+func softmaxDotsGeneric(p *float32, n int, largest *float32) float32 {
+	x := unsafe.Slice((*lanes16)(unsafe.Pointer(p)), n/groupPositions)
+	*largest = float32(math.Inf(-1))
+	for i := range x {
+		for _, v := range &x[i] {
+			if v > *largest {
+				*largest = v
+			}
+		}
+	}
+	finite := max(*largest, -math.MaxFloat32)
+	var sum lanes16
+	for i := range x {
+		for lane, v := range &x[i] {
+			x[i][lane] = weightGeneric(v, finite)
+			sum[lane] += x[i][lane]
+		}
+	}
+	return sumLanes(&sum)
+}
+
+// sumLanes adds pairwise, as dotGeneric does.
+func sumLanes(sum *lanes16) float32 {
 	for half := groupPositions / 2; half > 0; half /= 2 {
 		for lane := range half {
 			sum[lane] += sum[lane+half]

@@ -2,10 +2,10 @@ package main
 
 import (
 	"fmt"
+	"math"
 
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
-	"github.com/mmcloughlin/avo/reg"
 
 	"github.com/batchproof/batchproof/engine/cpu/gen/simd"
 )
@@ -17,6 +17,9 @@ const (
 	rowBytes   = 4 * 128  // of queries and weights in pairs, see attention.go
 	chunkBytes = 8 * line // of the values of a group: 16 dims
 )
+
+// weightPoly is 2^f for f from 0 to 1, the highest power first; see weightGeneric.
+var weightPoly = [...]float32{0.0135557456, 0.0520323664, 0.241379768, 0.693032146, 1}
 
 // Rows of queries or weights lie rowBytes apart, so four of them share a pointer.
 const (
@@ -100,6 +103,67 @@ func group16(rows int, each func(r int)) {
 	ADDQ(Imm(8), general[keysList])
 }
 
+// The weight of a score x beside the largest, m, is 2 to the power of y = (x−m)·log₂e,
+// as exact as its rounding to bf16 needs: 2^⌊y⌋ times a polynomial in what is left of y.
+
+// finite makes −Inf, as the largest score where none counts, a number; the next vector
+// is lost.
+func finite(i int) {
+	x, low := vector[i].AsX(), vector[i+1].AsX()
+	VMOVSS(simd.Float("lowest", -math.MaxFloat32), low)
+	VMAXSS(x, low, x) // with x as the second source a NaN comes through
+}
+
+// weight replaces scores by their weights; m is the largest, and finite.
+func weight(x, rest, p int, m Mem) {
+	VSUBPS_BCST(m, vector[x], vector[x])
+	VMULPS(simd.Float("log2e", 1.44269504088896341), vector[x], vector[x])
+	VRNDSCALEPS(Imm(0b1001), vector[x], vector[rest]) // the floor
+	VSUBPS(vector[rest], vector[x], vector[rest])
+	VMOVUPS(simd.Float("weight4", weightPoly[0]), vector[p])
+	for i, c := range weightPoly[1:] {
+		VFMADD213PS(simd.Float(fmt.Sprintf("weight%d", 3-i), c), vector[rest], vector[p])
+	}
+	VSCALEFPS(vector[x], vector[p], vector[x])
+}
+
+// softmax replaces scores by their weights, see mixerKernels.
+func softmax() {
+	const p, n, first, left, to = rdi, rcx, rsi, rbx, rax
+	const x, rest, poly, sum, best = 0, 1, 2, 3, 4
+	text("softmaxDots", "func(p *float32, n int, max *float32) float32")
+	most := AllocLocal(8)
+	Load(Param("p"), general[p])
+	Load(Param("n"), general[n])
+	Load(Param("max"), general[to])
+	MOVQ(general[p], general[first])
+	MOVQ(general[n], general[left])
+	VMOVUPS(simd.Const("minusInf", 0xff800000), vector[best])
+	Label("largest")
+	VMOVUPS(Mem{Base: general[p]}, vector[x])
+	VMAXPS(vector[x], vector[best], vector[best])
+	ADDQ(Imm(4*lanes), general[p])
+	SUBQ(Imm(lanes), general[left])
+	JG(LabelRef("largest"))
+	fold(VMAXPS, best) // the next vector is lost
+	VMOVSS(vector[best].AsX(), Mem{Base: general[to]})
+	finite(best)
+	VMOVSS(vector[best].AsX(), most)
+	VPXORD(vector[sum], vector[sum], vector[sum])
+	Label("weight")
+	VMOVUPS(Mem{Base: general[first]}, vector[x])
+	weight(x, rest, poly, most)
+	VMOVUPS(vector[x], Mem{Base: general[first]})
+	VADDPS(vector[x], vector[sum], vector[sum])
+	ADDQ(Imm(4*lanes), general[first])
+	SUBQ(Imm(lanes), general[n])
+	JG(LabelRef("weight"))
+	fold(VADDPS, sum)
+	Store(vector[sum].AsX(), ReturnIndex(0))
+	VZEROUPPER()
+	RET()
+}
+
 // scores multiplies queries by the keys of groups.
 func scores(rows int) {
 	text(fmt.Sprintf("scoresDotsRows%d", rows), "func(s *float32, k **byte, groups int, q *float32, pairs, ahead int)")
@@ -125,8 +189,8 @@ func weights(rows int) {
 	text(fmt.Sprintf("weightsDotsRows%d", rows), "func(w *float32, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32)")
 	const (
 		before = r13      // scores of the split before
-		x      = keys + 2 // vectors of the exponentials: x, n, p, low, high
-		best   = x + 5    // of each row
+		x      = keys + 2 // vectors of the exponentials: x, what is left of it, p
+		best   = x + 3    // of each row
 		half   = mostRows * split * 4
 	)
 	splits, to := AllocLocal(8), AllocLocal(8) // left; weights of the split before
@@ -144,9 +208,9 @@ func weights(rows int) {
 	Load(Param("work"), general[scoresTo])
 	XORQ(general[before], general[before])
 	rowStrides()
-	e := simd.AVX512.ExpIn(vector[x+3], vector[x+4])
 	minusInf := simd.Const("minusInf", 0xff800000)
 	total := func(r int) Mem { return Mem{Base: general[pairsLeft], Disp: 2*half + r*line} }
+	finiteMax := func(work gp, r int) Mem { return Mem{Base: general[work], Disp: 2*half + mostRows*line + 4*r} }
 	Load(Param("work"), general[pairsLeft])
 	VPXORD(vector[x], vector[x], vector[x])
 	for r := range rows {
@@ -173,14 +237,10 @@ func weights(rows int) {
 	TESTQ(general[before], general[before])
 	JZ(LabelRef("next"))
 	Load(Param("work"), general[pairsLeft])
-	MOVQ(max, general[keysAt])
 	MOVQ(to, general[keysNext])
 	for r := range rows {
 		VMOVUPS(Mem{Base: general[before], Disp: 4 * r * split}, vector[x])
-		VCMPPS(Imm(4), minusInf, vector[x], reg.K1) // not equal
-		VSUBPS_BCST(Mem{Base: general[keysAt], Disp: 4 * r}, vector[x], vector[x])
-		e.With(vector[x], vector[x+1], vector[x+2])
-		VMOVAPS_Z(vector[x], reg.K1, vector[x])
+		weight(x, x+1, x+2, finiteMax(pairsLeft, r))
 		VADDPS(total(r), vector[x], vector[x+1])
 		VMOVUPS(vector[x+1], total(r))
 		vcvtneps2bf16(x, x+2)
@@ -211,10 +271,13 @@ func weights(rows int) {
 	JE(LabelRef("end"))
 	DECQ(splits)
 	MOVQ(max, general[keysAt])
+	Load(Param("work"), general[keysNext])
 	for r := range rows {
 		VMOVAPS(vector[best+r], vector[x])
 		fold(VMAXPS, x)
 		VMOVSS(vector[x].AsX(), Mem{Base: general[keysAt], Disp: 4 * r})
+		finite(x)
+		VMOVSS(vector[x].AsX(), finiteMax(keysNext, r))
 		VMOVUPS(minusInf, vector[best+r])
 	}
 	// The halves of work change places.

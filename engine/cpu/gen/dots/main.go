@@ -42,6 +42,7 @@ func main() {
 		weights(rows)
 		mix(rows)
 	}
+	softmax()
 	round("roundDots", false, false)
 	round("roundDotsAway", false, true)
 	round("scaleRoundDots", true, false)
