@@ -73,6 +73,27 @@ func TestPoolWakesParkedWorkers(t *testing.T) {
 	}
 }
 
+// TestPoolNeverOversleeps parks all workers at every wait: none may be overlooked.
+func TestPoolNeverOversleeps(t *testing.T) {
+	for _, workers := range []int{3, 5} {
+		p := startPool(workers, 0)
+		task := &countTask{pool: p, calls: make([]int, workers)}
+		done := make(chan bool)
+		go func() {
+			for start := time.Now(); time.Since(start) < 2*time.Second; {
+				p.run(task)
+			}
+			close(done)
+		}()
+		select {
+		case <-done:
+		case <-time.After(time.Minute):
+			t.Fatalf("%d workers hang, %d counted as sleepers", workers, p.sleepers.Load())
+		}
+		p.close()
+	}
+}
+
 // TestPoolPartsCoverAllItems once each.
 func TestPoolPartsCoverAllItems(t *testing.T) {
 	for workers := 1; workers <= 9; workers++ {

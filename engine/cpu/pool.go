@@ -33,6 +33,7 @@ const (
 // goroutine takes 5 µs and more, and a step has hundreds of dispatches.
 type pool struct {
 	workers int
+	spin    time.Duration // spinTime, or none in tests
 	task    task
 	closed  bool
 	done    sync.WaitGroup
@@ -57,7 +58,11 @@ type parker struct {
 }
 
 func newPool(workers int) *pool {
-	p := &pool{workers: workers, parkers: make([]parker, workers)}
+	return startPool(workers, spinTime)
+}
+
+func startPool(workers int, spin time.Duration) *pool {
+	p := &pool{workers: workers, spin: spin, parkers: make([]parker, workers)}
 	for w := range p.parkers {
 		p.parkers[w].wake = make(chan struct{}, 1)
 	}
@@ -129,13 +134,13 @@ func (p *pool) arrive() (phase uint32) {
 
 // wait returns when the word differs from old.
 func (p *pool) wait(worker int, word *atomic.Uint32, old uint32) {
-	for range spinPauses {
+	for range min(spinPauses, int(p.spin)) {
 		if word.Load() != old {
 			return
 		}
 		pause()
 	}
-	for start := time.Now(); time.Since(start) < spinTime; {
+	for start := time.Now(); time.Since(start) < p.spin; {
 		for range 16 {
 			if word.Load() != old {
 				return
@@ -145,11 +150,12 @@ func (p *pool) wait(worker int, word *atomic.Uint32, old uint32) {
 		runtime.Gosched() // another worker may need this thread
 	}
 	// Announce first, look again, then sleep: whoever changes the word looks at
-	// sleepers afterwards, so one of the two sees the other.
+	// sleepers afterwards, so one of the two sees the other. Counted before it can be
+	// woken, else a waker of another word might count it out first, and hide a sleeper.
 	k := &p.parkers[worker]
 	for word.Load() == old {
-		k.parked.Store(true)
 		p.sleepers.Add(1)
+		k.parked.Store(true)
 		if word.Load() != old && k.parked.CompareAndSwap(true, false) {
 			p.sleepers.Add(-1)
 			return
