@@ -27,8 +27,8 @@
 // rejected: it prevents fusion, and every backend would grow with every model.
 package backend
 
-// DType is the storage type of weights and of the KV cache. Activations and
-// accumulators are float32 everywhere; the recurrent state is float32.
+// DType is the storage type of weights and of the KV cache. Activations, but for inputs
+// of products, accumulators and the recurrent state are float32 everywhere.
 type DType uint8
 
 const (
@@ -94,7 +94,8 @@ type Matrix interface {
 // Vector is a small parameter (norm weight, bias, convolution taps), held in float32.
 type Vector interface{ Len() int }
 
-// Buffer is a float32 activation matrix [Tokens, Width].
+// Buffer is a float32 activation matrix [Tokens, Width], or what [Backend].Linear makes
+// of it for Next.
 type Buffer interface {
 	Tokens() int
 	Width() int

@@ -22,8 +22,8 @@ const (
 
 // attentionTask is one attention layer over a step.
 //
-// First all keys and values of the step are stored; where each row adds one token
-// they are by who first attends to them. Then the work is cut into
+// First all keys and values of the step are stored; where a unit has all queries of its
+// row and head, as in decoding, who computes it does that. Then the work is cut into
 // units: up to eight queries that share a KV head, of one row, neighbours in
 // token and head. A unit goes through its context in splits of 16 groups. In
 // a split the softmax is computed in two passes, and the splits are merged in
@@ -172,6 +172,7 @@ func (b *Backend) Attention(dst, qkv backend.Buffer, a *backend.Attention, cache
 			panic(fmt.Sprintf("cpu: row %d ends at position %d, with %d KV blocks and a rope of %d positions", i, end, len(r.Blocks), t.rope.positions))
 		}
 	}
+	t.in.mustBeFloat()
 	b.begin(t.dst, a.Heads*a.HeadDim, a.HeadDim, a.Next)
 	if len(b.step.Rows) == 0 {
 		return

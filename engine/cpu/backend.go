@@ -135,7 +135,8 @@ func (b *Backend) NewVector(src backend.Source) (backend.Vector, error) {
 type buffer struct {
 	tokens, width int
 	x             []float32
-	words         int // of such a row; 0 for float32
+	inputs        int // rounded values of a token; 0 for float32
+	words         int // from one such row to the next
 }
 
 func (b *buffer) Tokens() int { return b.tokens }
@@ -143,16 +144,20 @@ func (b *buffer) Width() int  { return b.width }
 
 // row is a token in float32.
 func (b *buffer) row(t int) []float32 {
-	if b.words > 0 {
-		panic("cpu: an op reads what was rounded for Linear")
-	}
+	b.mustBeFloat()
 	return b.x[t*b.width:][:b.width]
+}
+
+func (b *buffer) mustBeFloat() {
+	if b.inputs > 0 {
+		panic("cpu: an op that cannot reads what was rounded for Linear")
+	}
 }
 
 // begin prepares for an op that writes so many values of each token, a piece at a time.
 // What only a product with next will read is rounded for it, if it has room in a row.
 func (b *Backend) begin(dst *buffer, values, piece int, next backend.Matrix) {
-	dst.words = 0
+	dst.inputs = 0
 	m, _ := next.(*matrix)
 	if m == nil {
 		return
@@ -161,13 +166,13 @@ func (b *Backend) begin(dst *buffer, values, piece int, next backend.Matrix) {
 		panic(fmt.Sprintf("cpu: %d values before a product that takes %d", values, m.inputs))
 	}
 	if words := dotWords(values); b.dots(m) && piece%2 == 0 && words <= dst.width {
-		dst.words = words
+		dst.inputs, dst.words = values, words
 	}
 }
 
 // store puts some values of a token, which begin with an even one.
 func (b *Backend) store(dst *buffer, token, first int, x []float32) {
-	if dst.words > 0 {
+	if dst.inputs > 0 {
 		b.kernels.round(&dst.x[token*dst.words+first/2], &x[0], len(x))
 		return
 	}
@@ -231,7 +236,7 @@ func (b *Backend) Gather(dst, src backend.Buffer, tokens []int32) {
 	if d == s || d.width != s.width || d.tokens < len(tokens) {
 		panic(fmt.Sprintf("cpu: gather %d tokens of width %d into %d × %d", len(tokens), s.width, d.tokens, d.width))
 	}
-	d.words = 0
+	d.inputs = 0
 	for i, t := range tokens {
 		copy(d.row(i), s.row(int(t)))
 	}
@@ -243,7 +248,7 @@ func (b *Backend) Read(dst []float32, src backend.Buffer, token int) error {
 	if len(dst) > s.width || token < 0 || token >= s.tokens {
 		panic(fmt.Sprintf("cpu: read %d values of token %d from %d × %d", len(dst), token, s.tokens, s.width))
 	}
-	if s.words == 0 {
+	if s.inputs == 0 {
 		copy(dst, s.row(token))
 		return nil
 	}

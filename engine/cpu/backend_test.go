@@ -252,6 +252,35 @@ func TestBadArguments(t *testing.T) {
 	} {
 		require.Panics(t, f, name)
 	}
+
+	// What was rounded for one product is for no other op.
+	rounding := newBackend(t, Options{Threads: 1, ISA: Generic, Precision: BF16})
+	bf16 := func(outputs, inputs int) *matrix {
+		return newMatrix(t, rounding, backend.Stacked, &tensor{name: "w", shape: []int{outputs, inputs}, dtype: backend.BF16, x: make([]float32, outputs*inputs)})
+	}
+	in, mid, out := newBuffer(t, rounding, 1, 8), newBuffer(t, rounding, 1, 100), newBuffer(t, rounding, 1, 100)
+	rounding.Begin(&backend.Step{Tokens: []int32{0}})
+	next := bf16(8, 40)
+	round := func() { rounding.Linear(mid, in, 1, bf16(40, 8), backend.LinearOptions{Next: next}) }
+	round()
+	require.NotPanics(t, func() { rounding.Linear(out, mid, 1, next, backend.LinearOptions{}) })
+	for name, f := range map[string]func(){
+		"another": func() { rounding.Linear(out, mid, 1, bf16(8, 48), backend.LinearOptions{}) },
+		"norm": func() {
+			rounding.Linear(out, mid, 1, next, backend.LinearOptions{Norm: &backend.Norm{Weight: make(vector, 40)}})
+		},
+		"f32": func() {
+			f32 := newMatrix(t, rounding, backend.Stacked, &tensor{name: "w", shape: []int{8, 40}, x: make([]float32, 320)})
+			rounding.Linear(out, mid, 1, f32, backend.LinearOptions{})
+		},
+		"add":    func() { rounding.Linear(mid, in, 1, bf16(40, 8), backend.LinearOptions{Epilogue: backend.Add}) },
+		"gather": func() { rounding.Gather(out, mid, []int32{0}) },
+		"sample": func() { _ = rounding.Sample(make([]int32, 1), mid, make([]backend.Sampling, 1)) },
+		"next":   func() { rounding.Linear(mid, in, 1, bf16(40, 8), backend.LinearOptions{Next: bf16(8, 48)}) },
+	} {
+		round()
+		require.Panics(t, f, "rounded: "+name)
+	}
 	_, err := b.NewBuffer(0, 4)
 	require.ErrorContains(t, err, "0 × 4")
 	_, err = b.NewRope(nil, 4)

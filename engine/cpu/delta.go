@@ -10,7 +10,8 @@ import (
 
 // deltaTask is one gated delta layer over a step. A unit of work is a row and
 // a key head with its value heads: nothing is shared between units, and each
-// goes through its tokens in order, block by block, see deltaBlock.
+// goes through its tokens in order, block by block, see deltaBlock. In decoding several
+// units of a row are done together.
 type deltaTask struct {
 	b       *Backend
 	k       *mixerKernels
@@ -111,6 +112,7 @@ func (b *Backend) GatedDelta(dst, proj backend.Buffer, d *backend.GatedDelta, st
 			}
 		}
 	}
+	t.in.mustBeFloat()
 	b.begin(t.dst, sp.ValueHeads*sp.ValueDim, sp.ValueDim, d.Next)
 	t.shares.dealAll(len(b.step.Rows) * sp.KeyHeads)
 	b.pool.run(t)

@@ -23,7 +23,7 @@ func (b *Backend) dots(m *matrix) bool { return b.precision == BF16 && m.dtype =
 
 // packDots normalises and rounds the inputs, in rows of dotWords, unless they are so.
 func (t *linearTask) packDots(worker int) []float32 {
-	if t.src.words > 0 {
+	if t.src.inputs > 0 {
 		return t.src.x
 	}
 	if t.n*t.words <= ownRowFloats { // sooner done than lines are fetched from another core

@@ -8,9 +8,9 @@ type kernels struct {
 	lanes int  // float32 in a vector
 
 	// A tile kernel accumulates acc[r][o] += Σ x[i][r]·w[i][o] over pairs of
-	// inputs, from zero if it is not begun, for as many rows as its index plus one, and for all 32 outputs of
-	// panels that follow one another or for 16 of those of one: above fullRows rows,
-	// two calls make a panel. acc is [panels][rows][32], x is [inputs][rows], w points
+	// inputs, from zero if it is not begun, for as many rows as its index plus one, and
+	// for all 32 outputs of panels that follow one another or for 16 of those of one:
+	// above fullRows rows, two calls make a panel. acc is [panels][rows][32], x is [inputs][rows], w points
 	// into a panel, whose pairs must be all of it if more follow. Meanwhile it
 	// fetches what is near bytes after w into L1, and what is at next into L2,
 	// moving on by step bytes with each pair.

@@ -10,7 +10,7 @@ import (
 
 const (
 	blockPairs   = 512      // pairs of inputs in a block: 64 KB of bf16 weights, which stay in L2 for all rows
-	halfPairs    = 96       // the same of a panel that a few rows take by halves: 12 KB, which stay in L1 for the other half
+	halfPairs    = 96       // the same of a panel that a few rows take by halves: 12 KB, in L1 for the other half
 	halfRows     = 24       // at most
 	chunkRows    = 256      // rows that one pass over the weights serves: 512 KB of a block's inputs rounded to bf16, in L2
 	chunkPanels  = 4        // panels that share the inputs of a block
@@ -25,8 +25,8 @@ const (
 // The rows are cut into groups of at most as many as a kernel takes at once,
 // and each group is packed [inputs][rows], or with bf16 products each row as
 // pairs of bf16. A single group makes
-// one pass over each panel. Several groups take turns on a block of a panel
-// that is in cache, and their accumulators go to memory between the blocks,
+// one pass over each panel, or two where a kernel takes halves. Several passes take
+// turns on a block of a panel that is in cache, and their accumulators go to memory between the blocks,
 // which changes no bit.
 type linearTask struct {
 	b      *Backend
@@ -73,11 +73,11 @@ func (b *Backend) Linear(dst, src backend.Buffer, n int, w backend.Matrix, opt b
 	t.padded = 2 * m.pairs
 	t.shares.dealAll(m.panels)
 	t.dots, t.words = b.dots(m), dotWords(m.inputs)
-	if words := t.src.words; words > 0 && (words != t.words || !t.dots || t.normed) {
+	if inputs := t.src.inputs; inputs > 0 && (inputs != m.inputs || !t.dots || t.normed) {
 		panic(fmt.Sprintf("cpu: linear %d → %d of what was rounded for another", m.inputs, m.outputs))
 	}
 	if t.epi == backend.Add {
-		_ = t.dst.row(0) // must be float32
+		t.dst.mustBeFloat()
 	} else {
 		b.begin(t.dst, m.outputs, m.width(), opt.Next)
 	}
@@ -87,7 +87,7 @@ func (b *Backend) Linear(dst, src backend.Buffer, n int, w backend.Matrix, opt b
 	// alone, or few lines, are sooner written where they are. The barrier at the end
 	// of the task, as a locked instruction, waits for such writes.
 	if n >= awayRows && b.pool.workers > 1 {
-		if t.dst.words > 0 {
+		if t.dst.inputs > 0 {
 			t.round = b.kernels.roundAway
 		} else if t.dst.width%(lineBytes/4) == 0 {
 			t.ends = &b.kernels.away
@@ -194,7 +194,7 @@ func (t *linearTask) calls(g int) int {
 // finish stores what some panels yielded for a token; stride lies between their tiles.
 func (t *linearTask) finish(worker, lo, hi, token int, tiles []float32, stride int) {
 	first, last := lo*t.m.width(), min(hi*t.m.width(), t.m.outputs)
-	if t.dst.words == 0 {
+	if t.dst.inputs == 0 {
 		t.epilogue(t.dst.row(token)[first:last], tiles, stride)
 		return
 	}

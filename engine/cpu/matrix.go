@@ -194,7 +194,7 @@ func (b *Backend) Embed(dst backend.Buffer, table backend.Matrix) {
 	if t.m.form != backend.Stacked || t.dst.tokens < len(b.step.Tokens) || t.dst.width < t.m.inputs {
 		panic(fmt.Sprintf("cpu: embed %d tokens of %d values into %d × %d", len(b.step.Tokens), t.m.inputs, t.dst.tokens, t.dst.width))
 	}
-	t.dst.words = 0
+	t.dst.inputs = 0
 	b.pool.run(t)
 }
 

@@ -18,7 +18,7 @@ import (
 func TestConformance(t *testing.T) {
 	run := func(opt Options, threads, stride int) {
 		opt.Threads = threads
-		promise := backendtest.Options{Stride: stride}
+		promise := backendtest.Options{Stride: stride, Taps: 40}
 		if opt.Precision == BF16 {
 			promise.LinearTolerance = 0x1p-7 // a place of an input
 			promise.AttentionTolerance = 0x1p-7
@@ -331,6 +331,35 @@ func TestAttentionSharesLongContexts(t *testing.T) {
 				}
 				require.Equal(t, want[opt.Precision], got, "%+v, %+v", c, opt)
 				require.Zero(t, testing.AllocsPerRun(5, a.run))
+			}
+		}
+	}
+}
+
+// TestEmptyLanesStayZero in groups that KV blocks do not fill, after a prompt and decoding.
+func TestEmptyLanesStayZero(t *testing.T) {
+	for _, blockSize := range []int{1, 3, 7, 17} {
+		a := newAttentionRun(t, newBackend(t, Options{}), 1, 1, 2, 1, 32, 0, 14, blockSize)
+		a.step.Rows[0].Count, a.step.Tokens = 9, a.step.Tokens[:9]
+		c, row := a.kv, &a.step.Rows[0]
+		clear(unsafe.Slice((*byte)(c.valueData), len(row.Blocks)*c.perBlock*c.valueBytes))
+		for n := 9; n <= 14; n++ {
+			a.run()
+			for position := range n {
+				group, _ := c.place(position)
+				values := unsafe.Slice((*uint16)(unsafe.Pointer(c.values(c.index(0, 0, row.Blocks, group)))), c.valueBytes/2)
+				for lane := c.lanes(group); lane < groupPositions; lane++ {
+					for chunk := range c.chunks {
+						for d := range chunkDims {
+							require.Zero(t, values[((chunk*groupPositions/2+lane/2)*chunkDims+d)*2+lane%2], "KV blocks of %d, %d positions, lane %d", blockSize, n, lane)
+						}
+					}
+				}
+			}
+			row.Start, row.Count = n, 1
+			a.step.Tokens = a.step.Tokens[:1]
+			if n+1 > len(row.Blocks)*blockSize {
+				break
 			}
 		}
 	}

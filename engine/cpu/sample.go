@@ -48,6 +48,7 @@ func (b *Backend) Sample(out []int32, logits backend.Buffer, params []backend.Sa
 	if len(out) != len(params) || len(out) > t.logits.tokens {
 		panic(fmt.Sprintf("cpu: sample %d tokens with %d parameters from %d rows", len(out), len(params), t.logits.tokens))
 	}
+	t.logits.mustBeFloat()
 	if len(out) == 0 {
 		return nil
 	}

@@ -33,6 +33,7 @@ type Options struct {
 	PromptTolerance    float64 // of rows that are part of a prompt; default Tolerance
 	DeltaTolerance     float64 // of prompt rows in the gated delta rule; default PromptTolerance
 	DeltaBlock         int     // prompt chunks of its multiples yield the same bits of the gated delta rule, others are within the tolerance; default 1
+	Taps               int     // of the longest convolution before the gated delta rule; default 8
 	Allocates          bool    // ops allocate on the Go heap
 	Stride             int     // take every n-th case of each sweep, for slow backends; default 1
 }
@@ -55,6 +56,9 @@ func RunWith(t *testing.T, open func(t testing.TB) backend.Backend, opt Options)
 		opt.DeltaTolerance = opt.PromptTolerance
 	}
 	opt.DeltaBlock = max(opt.DeltaBlock, 1)
+	if opt.Taps == 0 {
+		opt.Taps = 8
+	}
 	if opt.Stride == 0 {
 		opt.Stride = 1
 	}

@@ -34,11 +34,24 @@ func testNext(h *harness) {
 				return h.read(dst, c.tokens)
 			}
 			want := run(nil)
-			for range 2 {
+			between := h.read(mid, c.tokens)
+			other := h.matrixOf(c.tokens, mid.Width(), 1)
+			tokens := make([]int32, c.tokens)
+			for i := range tokens {
+				tokens[i] = int32(i)
+			}
+			for _, write := range []func() [][]float32{ // what the buffer holds afterwards
+				func() [][]float32 { run(nil); return between },
+				func() [][]float32 { h.fill(mid, other); return other },
+				func() [][]float32 { h.b.Gather(mid, h.put(other), tokens); return other },
+			} {
 				for t, got := range run(w.matrix) {
 					h.same(fmt.Sprintf("%v, then → %d: token %d", c, w.outputs, t), got, want[t])
 				}
-				run(nil)
+				want, got := write(), h.read(mid, c.tokens)
+				for t := range want {
+					h.same(fmt.Sprintf("%v: token %d, written after a rounded one", c, t), got[t][:first.outputs], want[t][:first.outputs])
+				}
 			}
 		})
 	})
@@ -82,7 +95,7 @@ func testNext(h *harness) {
 	})
 	h.sweep(0, 15, func(i int) {
 		heads := pick(h, 1, 2, 3)
-		c := h.deltaCase(heads, heads*pick(h, 1, 2), pick(h, 8, 16, 33), pick(h, 8, 16, 33, 64), 4)
+		c := h.deltaCase(heads, heads*pick(h, 1, 2), pick(h, 8, 16, 33), pick(h, 8, 16, 33, 65), 4)
 		for range 1 + i%5 {
 			c.lengths = append(c.lengths, 1+h.rng.IntN(20))
 		}
