@@ -10,10 +10,10 @@ type kernels struct {
 	// A tile kernel accumulates acc[r][o] += Σ x[i][r]·w[i][o] over pairs of
 	// inputs, from zero if it is not begun, for as many rows as its index plus one, and
 	// for all 32 outputs of panels that follow one another or for 16 of those of one:
-	// above fullRows rows, two calls make a panel. acc is [panels][rows][32], x is [inputs][rows], w points
-	// into a panel, whose pairs must be all of it if more follow. Meanwhile it
-	// fetches what is near bytes after w into L1, and what is at next into L2,
-	// moving on by step bytes with each pair.
+	// above fullRows rows, two calls make a panel. acc is [panels][rows][32], x is
+	// [inputs][rows], w points into a panel, whose pairs must be all of it if more
+	// follow. Meanwhile it fetches what is near bytes after w into L1, and what is at
+	// next into L2, moving on by step bytes with each pair.
 	fullRows          int
 	tileBF16, tileF32 [maxTileRows]tileKernel
 	few, many         fetch // of kernels for up to fewRows or fewDotRows rows, and for more

@@ -24,10 +24,9 @@ const (
 //
 // The rows are cut into groups of at most as many as a kernel takes at once,
 // and each group is packed [inputs][rows], or with bf16 products each row as
-// pairs of bf16. A single group makes
-// one pass over each panel, or two where a kernel takes halves. Several passes take
-// turns on a block of a panel that is in cache, and their accumulators go to memory between the blocks,
-// which changes no bit.
+// pairs of bf16. A single group makes one pass over each panel, or two where a
+// kernel takes halves. Several passes take turns on a block of a panel that is in
+// cache, and their accumulators go to memory between the blocks, which changes no bit.
 type linearTask struct {
 	b      *Backend
 	dst    *buffer
