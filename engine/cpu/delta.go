@@ -149,7 +149,8 @@ func (t *deltaTask) work(worker int) {
 }
 
 // someLines are fetched at a time. While a core computes, memory would stand still; more
-// at once would hold up what comes next.
+// at once would hold up what comes next, and fewer would not bring all that a head needs
+// while the one before it is computed.
 const someLines = 56
 
 // fetchList is what will be needed soon.

@@ -249,14 +249,7 @@ func mixDotsGeneric(rows int) func(acc *float32, v **byte, groups int, p *float3
 func softmaxGeneric(p *float32, n int, max *float32) float32 {
 	x := unsafe.Slice((*lanes16)(unsafe.Pointer(p)), n/groupPositions)
 	inf := float32(math.Inf(-1))
-	*max = inf
-	for i := range x {
-		for _, v := range &x[i] {
-			if v > *max {
-				*max = v
-			}
-		}
-	}
+	*max = largestLane(x)
 	var sum lanes16
 	for i := range x {
 		for lane, v := range &x[i] {
@@ -293,14 +286,7 @@ func weightGeneric(x, largest float32) float32 {
 // softmaxDotsGeneric adds as softmaxGeneric does.
 func softmaxDotsGeneric(p *float32, n int, largest *float32) float32 {
 	x := unsafe.Slice((*lanes16)(unsafe.Pointer(p)), n/groupPositions)
-	*largest = float32(math.Inf(-1))
-	for i := range x {
-		for _, v := range &x[i] {
-			if v > *largest {
-				*largest = v
-			}
-		}
-	}
+	*largest = largestLane(x)
 	finite := max(*largest, -math.MaxFloat32)
 	var sum lanes16
 	for i := range x {
@@ -310,6 +296,19 @@ func softmaxDotsGeneric(p *float32, n int, largest *float32) float32 {
 		}
 	}
 	return sumLanes(&sum)
+}
+
+// largestLane is the largest of all numbers; NaN does not count.
+func largestLane(x []lanes16) float32 {
+	largest := float32(math.Inf(-1))
+	for i := range x {
+		for _, v := range &x[i] {
+			if v > largest {
+				largest = v
+			}
+		}
+	}
+	return largest
 }
 
 // sumLanes adds pairwise, as dotGeneric does.
