@@ -247,14 +247,10 @@ func (t *deltaTask) decode(w *deltaWorker, row *backend.Row, head, n int) {
 			ahead.some()
 			t.gates(w, row.First, 1, (head+i)*perHead+j)
 			h := t.s.head(&slot, &u, head+i, j)
-			if begun == 0 {
-				*h.ratio, *h.rise = lanes16{}, 1
-			}
-			*h.rise *= w.decay[0]
 			a, p := &w.a[len(heads)*deltaBlock], &w.p[len(heads)*deltaBlock]
-			t.k.weigh(a, p, &h.ratio[0], &w.block.pairs[0], &w.decay[0], &w.beta[0], begun, 1)
+			rise := t.weigh(w, &h, a, p, begun, 1)
 			heads = append(heads, tokenHead{
-				v: &v[j*t.s.tiles*deltaTile], s: &h.state[0], d: &h.added[0], k: &k[0], q: &q[0], a: a, p: p, rise: *h.rise, beta: w.beta[0],
+				v: &v[j*t.s.tiles*deltaTile], s: &h.state[0], d: &h.added[0], k: &k[0], q: &q[0], a: a, p: p, rise: rise[0], beta: w.beta[0],
 			})
 		}
 		t.remember(&slot, &u, row, head+i)

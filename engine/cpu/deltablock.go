@@ -95,19 +95,25 @@ func (t *deltaTask) advanceBlock(w *deltaWorker, h *deltaHead, v []float32, stri
 	}
 }
 
-// advanceTokens runs tokens of a block, after the first ones, through one value
-// head: tile by tile, and token by token in each.
-func (t *deltaTask) advanceTokens(w *deltaWorker, keys []float32, h *deltaHead, first, tokens int, v []float32, stride int) {
-	dims, b := t.s.dims, &w.block
+// weigh makes the rows of A and P of tokens after the first ones of a block, and what
+// the state before it has decayed to by each.
+func (t *deltaTask) weigh(w *deltaWorker, h *deltaHead, a, p *float32, first, tokens int) (rise [deltaBlock]float32) {
 	if first == 0 {
 		*h.ratio, *h.rise = lanes16{}, 1
 	}
-	var rise [deltaBlock]float32
 	for i := range tokens {
 		*h.rise *= w.decay[i]
 		rise[i] = *h.rise
 	}
-	t.k.weigh(&b.a[0], &b.p[0], &h.ratio[0], &b.pairs[0], &w.decay[0], &w.beta[0], first, tokens)
+	t.k.weigh(a, p, &h.ratio[0], &w.block.pairs[0], &w.decay[0], &w.beta[0], first, tokens)
+	return rise
+}
+
+// advanceTokens runs tokens of a block, after the first ones, through one value
+// head: tile by tile, and token by token in each.
+func (t *deltaTask) advanceTokens(w *deltaWorker, keys []float32, h *deltaHead, first, tokens int, v []float32, stride int) {
+	dims, b := t.s.dims, &w.block
+	rise := t.weigh(w, h, &b.a[0], &b.p[0], first, tokens)
 	isLast := first+tokens == deltaBlock
 	if isLast {
 		for i := 0; i < deltaBlock; i += 4 {

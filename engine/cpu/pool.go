@@ -134,7 +134,7 @@ func (p *pool) arrive() (phase uint32) {
 
 // wait returns when the word differs from old.
 func (p *pool) wait(worker int, word *atomic.Uint32, old uint32) {
-	for range min(spinPauses, int(p.spin)) {
+	for range min(spinPauses, int(p.spin)) { // none if it is to park at once
 		if word.Load() != old {
 			return
 		}

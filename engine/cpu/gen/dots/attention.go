@@ -183,8 +183,8 @@ func scores(rows int) {
 
 // weights makes the weights of whole splits, in one go: between calls no keys would be
 // on their way. The exponentials of a split are taken while the keys of the next one
-// come from memory; so work holds the scores of two splits, and after them a sum of
-// weights for each row, in 16 lanes.
+// come from memory; so work holds the scores of two splits, and after them for each row
+// a sum of weights, in 16 lanes, and the largest score.
 func weights(rows int) {
 	text(fmt.Sprintf("weightsDotsRows%d", rows), "func(w *float32, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32)")
 	const (

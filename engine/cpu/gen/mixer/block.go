@@ -11,7 +11,7 @@ import (
 )
 
 // The kernels of a block of tokens under the gated delta rule; package cpu
-// says what they compute, see blockKernels.
+// says what they compute, see mixerKernels.
 
 const (
 	block = 16        // tokens, see deltablock.go

@@ -148,26 +148,21 @@ func Float(name string, v float32) Mem { return Const(name, math.Float32bits(v))
 // Exp computes eˣ as function exp in generic.go does, bit for bit.
 type Exp struct {
 	isa       ISA
-	low, high reg.Register
+	low, high reg.VecVirtual
 }
 
 // Exp loads what all exponentials of a function share.
-func (isa ISA) Exp() Exp { return isa.ExpIn(isa.Vec(), isa.Vec()) }
-
-// ExpIn is Exp with two registers that are given.
-func (isa ISA) ExpIn(low, high reg.Register) Exp {
-	e := Exp{isa, low, high}
+func (isa ISA) Exp() Exp {
+	e := Exp{isa, isa.Vec(), isa.Vec()}
 	VMOVUPS(Float("expLow", -87.33654), e.low)
 	VMOVUPS(Float("expHigh", 88.37626), e.high)
 	return e
 }
 
 // Of replaces x by its exponential.
-func (e Exp) Of(x reg.VecVirtual) { e.With(x, e.isa.Vec(), e.isa.Vec()) }
-
-// With is Of by means of two registers that are given.
-func (e Exp) With(x, n, p reg.Register) {
+func (e Exp) Of(x reg.VecVirtual) {
 	isa := e.isa
+	n, p := isa.Vec(), isa.Vec()
 	// With x as the second source a NaN comes through.
 	VMAXPS(x, e.low, x)
 	VMINPS(x, e.high, x)

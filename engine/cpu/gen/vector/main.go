@@ -349,7 +349,7 @@ func fetchLines() {
 
 // panels generates what becomes of n panels' sums for one token: they lie
 // stride apart, and their results follow one another. If they go away, it is past the
-// caches: dst is aligned to a line, of which nothing is read before it is written.
+// caches, and dst begins a line.
 func panels(isa simd.ISA, away bool) {
 	const outputs = 32
 	suffix, store := "", func(v reg.VecVirtual, m Mem) { VMOVUPS(v, m) }
