@@ -50,7 +50,7 @@ func New(opt Options) (*Backend, error) {
 	if opt.Threads == 0 {
 		opt.Threads = runtime.GOMAXPROCS(0)
 	}
-	isa, err := opt.ISA.resolve()
+	isa, err := opt.ISA.resolve(opt.Precision)
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func New(opt Options) (*Backend, error) {
 		if err != nil {
 			return nil, b.fail(err)
 		}
-		tiles, err := b.mem.floats(tileFloats)
+		tiles, err := b.mem.floats(b.kernels.tileFloats())
 		if err != nil {
 			return nil, b.fail(err)
 		}

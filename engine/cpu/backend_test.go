@@ -123,18 +123,18 @@ func TestCloseTwice(t *testing.T) {
 func TestISAChoice(t *testing.T) {
 	best := detect()
 	b := newBackend(t, Options{Threads: 2, Precision: F32})
-	require.Equal(t, fmt.Sprintf("cpu: %v, 2 threads", best), b.Describe())
+	require.Equal(t, fmt.Sprintf("cpu: %v, 2 threads", min(best, AVX512)), b.Describe())
 	require.Equal(t, "cpu", b.Name())
 	rounding := newBackend(t, Options{ISA: Generic, Threads: 1, Precision: BF16})
 	require.Equal(t, "cpu: generic with bf16 products, 1 threads", rounding.Describe())
 
-	for isa := Auto; isa <= AVX512; isa++ {
+	for isa := Auto; isa <= AMX; isa++ {
 		got, err := ParseISA(isa.String())
 		require.NoError(t, err)
 		require.Equal(t, isa, got)
 	}
 	_, err := ParseISA("sse")
-	require.ErrorContains(t, err, `instruction set "sse": want auto, generic, avx2 or avx512`)
+	require.ErrorContains(t, err, `instruction set "sse": want auto, generic, avx2, avx512 or amx`)
 
 	undo := limitISA(Generic)
 	require.Equal(t, []ISA{Generic}, Supported())

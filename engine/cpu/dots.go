@@ -50,23 +50,17 @@ func (t *linearTask) roundRows(x []float32, lo, hi int) {
 }
 
 // dotsGeneric computes with addDot.
-func dotsGeneric() (t [maxTileRows]dotKernel) {
-	for i := range t {
-		rows := i + 1
-		t[i] = func(acc *float32, begun bool, w *byte, x *float32, stride, pairs, panels, _ int, _ uintptr, _ int) {
-			if !begun {
-				clear(unsafe.Slice(acc, panels*rows*panelOutputs))
-			}
-			for p := range panels {
-				ws := unsafe.Slice((*[panelOutputs]uint32)(unsafe.Add(unsafe.Pointer(w), p*pairs*pairBytes)), pairs)
-				for r := range rows {
-					a := (*[panelOutputs]float32)(unsafe.Add(unsafe.Pointer(acc), (p*rows+r)*panelOutputs*4))
-					dotGenericRow(a, ws, unsafe.Slice((*uint32)(unsafe.Add(unsafe.Pointer(x), r*stride)), pairs))
-				}
-			}
+func dotsGeneric(rows int, acc *float32, begun bool, w *byte, x *float32, stride, pairs, panels, _ int, _ uintptr, _ int) {
+	if !begun {
+		clear(unsafe.Slice(acc, panels*rows*panelOutputs))
+	}
+	for p := range panels {
+		ws := unsafe.Slice((*[panelOutputs]uint32)(unsafe.Add(unsafe.Pointer(w), p*pairs*pairBytes)), pairs)
+		for r := range rows {
+			a := (*[panelOutputs]float32)(unsafe.Add(unsafe.Pointer(acc), (p*rows+r)*panelOutputs*4))
+			dotGenericRow(a, ws, unsafe.Slice((*uint32)(unsafe.Add(unsafe.Pointer(x), r*stride)), pairs))
 		}
 	}
-	return t
 }
 
 func dotGenericRow(acc *[panelOutputs]float32, w [][panelOutputs]uint32, x []uint32) {

@@ -50,6 +50,12 @@ func weightsDotsRows1(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
+func scoresAMXRows1(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func weightsAMXRows1(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+
+//go:noescape
 func scoresDotsRows2(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
@@ -57,6 +63,12 @@ func weightsDotsRows2(w *float32, max *float32, sum *float32, k **byte, splits i
 
 //go:noescape
 func mixDotsRows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
+
+//go:noescape
+func scoresAMXRows2(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func weightsAMXRows2(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
 func scoresDotsRows3(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -68,6 +80,12 @@ func weightsDotsRows3(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
+func scoresAMXRows3(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func weightsAMXRows3(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+
+//go:noescape
 func scoresDotsRows4(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
@@ -75,6 +93,12 @@ func weightsDotsRows4(w *float32, max *float32, sum *float32, k **byte, splits i
 
 //go:noescape
 func mixDotsRows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
+
+//go:noescape
+func scoresAMXRows4(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func weightsAMXRows4(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
 func scoresDotsRows5(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -86,6 +110,12 @@ func weightsDotsRows5(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
+func scoresAMXRows5(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func weightsAMXRows5(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+
+//go:noescape
 func scoresDotsRows6(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
@@ -93,6 +123,12 @@ func weightsDotsRows6(w *float32, max *float32, sum *float32, k **byte, splits i
 
 //go:noescape
 func mixDotsRows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
+
+//go:noescape
+func scoresAMXRows6(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func weightsAMXRows6(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
 func scoresDotsRows7(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -104,6 +140,12 @@ func weightsDotsRows7(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
+func scoresAMXRows7(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func weightsAMXRows7(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+
+//go:noescape
 func scoresDotsRows8(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
@@ -111,6 +153,15 @@ func weightsDotsRows8(w *float32, max *float32, sum *float32, k **byte, splits i
 
 //go:noescape
 func mixDotsRows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
+
+//go:noescape
+func scoresAMXRows8(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+
+//go:noescape
+func weightsAMXRows8(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+
+//go:noescape
+func mixAMX(config *byte, acc *float32, v **byte, groups int, p *float32, rows int, chunks int, ahead int, stride int)
 
 //go:noescape
 func softmaxDots(p *float32, n int, max *float32) float32
@@ -126,3 +177,12 @@ func scaleRoundDots(dst *float32, x *float32, w *float32, n int, a float32, b fl
 
 //go:noescape
 func multiplyDots(rounds int) float32
+
+//go:noescape
+func products16AMX(config *byte, acc *float32, size int, begun bool, w *byte, stride int, x *float32, width int, blocks int, panels int, groups int, ahead int, lines int)
+
+//go:noescape
+func products32AMX(config *byte, acc *float32, size int, begun bool, w *byte, stride int, x *float32, width int, blocks int, panels int, groups int, ahead int, lines int)
+
+//go:noescape
+func multiplyAMX(config *byte, rounds int) float32

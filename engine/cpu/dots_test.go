@@ -27,7 +27,7 @@ func anyFloat(rng *rand.Rand) float32 {
 // dotSets are the sets with dot kernels of their own; a CPU without any skips.
 func dotSets(t *testing.T) (list []*kernels) {
 	for _, isa := range Supported()[1:] {
-		if k := kernelsFor(isa); k.dots[0] != nil {
+		if k := kernelsFor(isa); k.dots != nil {
 			list = append(list, k)
 		}
 	}
@@ -35,6 +35,17 @@ func dotSets(t *testing.T) (list []*kernels) {
 		t.Skip("no AVX512_BF16 here: only the generic code is tested")
 	}
 	return list
+}
+
+// dotMixers are the instruction sets whose attention multiplies rounded queries by
+// kernels of its own, each with its oracle.
+func dotMixers(t *testing.T) map[ISA]*mixerKernels {
+	dotSets(t)
+	oracles := map[ISA]*mixerKernels{AVX512: mixersGeneric, AMX: mixersTiled()}
+	if detect() < AMX {
+		delete(oracles, AMX)
+	}
+	return oracles
 }
 
 // TestRoundIsGeneric compares bits, at every length, with guards.
@@ -82,7 +93,12 @@ func TestDotsAreGeneric(t *testing.T) {
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for _, k := range dotSets(t) {
-		for rows := 1; rows <= maxTileRows; rows++ {
+		oracle := generic.dots
+		most := maxTileRows
+		if k == kernelsFor(AMX) {
+			oracle, most = dotsTiled, 70
+		}
+		for rows := 1; rows <= most; rows++ {
 			for pairs := 1; pairs <= 40; pairs++ {
 				stride, panels := pairs+rng.IntN(5), 1+rng.IntN(3)
 				x, w := make([]uint32, rows*stride), make([]uint32, panels*pairs*panelOutputs)
@@ -105,11 +121,11 @@ func TestDotsAreGeneric(t *testing.T) {
 					fill(want.x, nan)
 				}
 				got := want.copy()
-				run := func(k *kernels, acc guarded) {
-					k.dots[rows-1](acc.first(), begun, (*byte)(unsafe.Pointer(&w[0])), (*float32)(unsafe.Pointer(&x[0])), 4*stride, pairs, panels, 0, uintptr(unsafe.Pointer(&w[0])), 0)
+				run := func(dots dotKernel, acc guarded) {
+					dots(rows, acc.first(), begun, (*byte)(unsafe.Pointer(&w[0])), (*float32)(unsafe.Pointer(&x[0])), 4*stride, pairs, panels, 0, uintptr(unsafe.Pointer(&w[0])), 0)
 				}
-				run(generic, want)
-				run(k, got)
+				run(oracle, want)
+				run(k.dots, got)
 				requireSame(t, want, got, "%d rows, %d pairs, %d panels, begun %t", rows, pairs, panels, begun)
 			}
 		}
@@ -121,7 +137,7 @@ func TestDotsAreGeneric(t *testing.T) {
 func TestAttentionDotsAreGeneric(t *testing.T) {
 	const seed = 5
 	t.Logf("seed %d", seed)
-	dotSets(t)
+	oracles := dotMixers(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for rows := 1; rows <= unitRows; rows++ {
 		for trial := range 40 {
@@ -162,10 +178,12 @@ func TestAttentionDotsAreGeneric(t *testing.T) {
 				}},
 				"mix": {newGuarded(chunks*chunkDims*rows + stride), func(m *mixerKernels, x *float32) { m.mixDots[rows-1](x, v, groups, &p[0], chunks, ahead, 4*stride) }},
 			} {
-				want, got := op.start.copy(), op.start.copy()
-				op.run(mixersGeneric, want.first())
-				op.run(mixersFor(AVX512), got.first())
-				requireSame(t, want, got, "%s of %d rows, %d pairs, %d chunks, %d groups", name, rows, pairs, chunks, groups)
+				for isa, oracle := range oracles {
+					want, got := op.start.copy(), op.start.copy()
+					op.run(oracle, want.first())
+					op.run(mixersFor(isa), got.first())
+					requireSame(t, want, got, "%v: %s of %d rows, %d pairs, %d chunks, %d groups", isa, name, rows, pairs, chunks, groups)
+				}
 			}
 		}
 	}
@@ -176,7 +194,7 @@ func TestAttentionDotsAreGeneric(t *testing.T) {
 func TestWeightsDotsAreGeneric(t *testing.T) {
 	const seed = 6
 	t.Logf("seed %d", seed)
-	dotSets(t)
+	oracles := dotMixers(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for rows := 1; rows <= unitRows; rows++ {
 		for trial := range 12 {
@@ -207,17 +225,19 @@ func TestWeightsDotsAreGeneric(t *testing.T) {
 			}
 			q, work := words(rows*dotRowWords, query), newGuarded(weightsWork)
 			start := []guarded{newGuarded(splits * unitRows * dotRowWords), newGuarded(splits * unitRows), newGuarded(splits * unitRows)}
-			var results [2][]guarded
-			for i, k := range []*mixerKernels{mixersGeneric, mixersFor(AVX512)} {
-				for _, g := range start {
-					results[i] = append(results[i], g.copy())
+			for isa, oracle := range oracles {
+				var results [2][]guarded
+				for i, k := range []*mixerKernels{oracle, mixersFor(isa)} {
+					for _, g := range start {
+						results[i] = append(results[i], g.copy())
+					}
+					r := results[i]
+					k.weightsDots[rows-1](r[0].first(), r[1].first(), r[2].first(), &list[0], splits, &q[0], pairs, ahead, work.first())
 				}
-				r := results[i]
-				k.weightsDots[rows-1](r[0].first(), r[1].first(), r[2].first(), &list[0], splits, &q[0], pairs, ahead, work.first())
-			}
-			require.True(t, work.intact())
-			for j, what := range []string{"weight", "largest", "sum"} {
-				requireSame(t, results[0][j], results[1][j], "%s of %d rows, %d pairs, %d splits", what, rows, pairs, splits)
+				require.True(t, work.intact())
+				for j, what := range []string{"weight", "largest", "sum"} {
+					requireSame(t, results[0][j], results[1][j], "%v: %s of %d rows, %d pairs, %d splits", isa, what, rows, pairs, splits)
+				}
 			}
 		}
 	}
@@ -274,11 +294,11 @@ func TestPrecision(t *testing.T) {
 		got, err := AutoPrecision.resolve(isa)
 		require.NoError(t, err)
 		want := F32
-		if isa != Generic && kernelsFor(isa).dots[0] != nil {
+		if isa != Generic && kernelsFor(isa).dots != nil {
 			want = BF16
 		}
 		require.Equal(t, want, got, isa)
-		if kernelsFor(isa).dots[0] == nil {
+		if kernelsFor(isa).dots == nil {
 			_, err := New(Options{ISA: isa, Precision: BF16})
 			require.ErrorContains(t, err, "need a CPU with AVX512_BF16")
 		}

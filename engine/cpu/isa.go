@@ -14,6 +14,7 @@ const (
 	Generic
 	AVX2   // with FMA
 	AVX512 // F, BW, DQ, VL
+	AMX    // bf16 products in tiles, all else as AVX512
 )
 
 func (i ISA) String() string {
@@ -26,18 +27,20 @@ func (i ISA) String() string {
 		return "avx2"
 	case AVX512:
 		return "avx512"
+	case AMX:
+		return "amx"
 	}
 	return "invalid"
 }
 
 // ParseISA reads what String writes.
 func ParseISA(s string) (ISA, error) {
-	for i := Auto; i <= AVX512; i++ {
+	for i := Auto; i <= AMX; i++ {
 		if s == i.String() {
 			return i, nil
 		}
 	}
-	return 0, fmt.Errorf("instruction set %q: want auto, generic, avx2 or avx512", s)
+	return 0, fmt.Errorf("instruction set %q: want auto, generic, avx2, avx512 or amx", s)
 }
 
 // limit caps what detection may answer; zero is no cap.
@@ -68,12 +71,15 @@ func Supported() []ISA {
 	return list
 }
 
-func (i ISA) resolve() (ISA, error) {
+// resolve chooses for products of a precision.
+func (i ISA) resolve(p Precision) (ISA, error) {
 	best := detect()
 	switch {
+	case i == Auto && p == F32:
+		return min(best, AVX512), nil
 	case i == Auto:
 		return best, nil
-	case i > AVX512:
+	case i > AMX:
 		return 0, fmt.Errorf("cpu: instruction set %d does not exist", i)
 	case i > best:
 		return 0, fmt.Errorf("cpu: instruction set %v asked for, but this CPU and build have at most %v", i, best)

@@ -7,6 +7,9 @@ import "github.com/klauspost/cpuid/v2"
 func detectISA() ISA {
 	switch {
 	case cpuid.CPU.Supports(cpuid.AVX512F, cpuid.AVX512BW, cpuid.AVX512DQ, cpuid.AVX512VL, cpuid.FMA3, cpuid.AVX2):
+		if cpuid.CPU.Supports(cpuid.AVX512BF16, cpuid.AMXTILE, cpuid.AMXBF16) && tilesAllowed() {
+			return AMX
+		}
 		return AVX512
 	case cpuid.CPU.Supports(cpuid.FMA3, cpuid.AVX2):
 		return AVX2
@@ -42,6 +45,8 @@ func manyFetch() fetch {
 
 func kernelsFor(isa ISA) *kernels {
 	switch isa {
+	case AMX:
+		return amx
 	case AVX512:
 		if cpuid.CPU.Supports(cpuid.AVX512BF16) {
 			return avx512Dots
@@ -54,8 +59,7 @@ func kernelsFor(isa ISA) *kernels {
 }
 
 var avx2 = &kernels{
-	rows:     6,
-	fill:     true, // only six rows have chains of additions enough to hide their latency
+	blocking: tiled(6, true), // only six rows have chains of additions enough to hide their latency
 	lanes:    8,
 	fullRows: 2,
 	tileBF16: [maxTileRows]tileKernel{
@@ -86,7 +90,7 @@ var avx2 = &kernels{
 }
 
 var avx512 = &kernels{
-	rows:     12,
+	blocking: tiled(12, false),
 	lanes:    16,
 	fullRows: maxTileRows,
 	tileBF16: [maxTileRows]tileKernel{
@@ -120,14 +124,31 @@ var avx512 = &kernels{
 	multiply:  multiplyAVX512,
 }
 
-var avx512Dots = withDots(*avx512)
+var (
+	avx512Dots = withDots(*avx512)
+	amx        = withTiles(*avx512Dots)
+)
+
+// withTiles multiplies in AMX, however many rows; so many share a pass over the weights
+// that their inputs, of a block, and their sums stay in L2.
+func withTiles(k kernels) *kernels {
+	k.dots, k.dotBlocking = dotsAMX, blocking{rows: 512, chunk: 512, panels: 8}
+	k.multiplyDots, k.dotFLOPs = multiplyTiles, 4*2*amxRows*amxRows*2*amxPairs
+	return &k
+}
 
 // withDots adds the kernels for AVX512_BF16.
 func withDots(k kernels) *kernels {
-	k.dots = [maxTileRows]dotKernel{
-		tileDotsRows1, tileDotsRows2, tileDotsRows3, tileDotsRows4, tileDotsRows5, tileDotsRows6,
-		tileDotsRows7, tileDotsRows8, tileDotsRows9, tileDotsRows10, tileDotsRows11, tileDotsRows12,
-	}
+	k.dots, k.dotBlocking, k.dotFLOPs = dotsAVX512, tiled(maxTileRows, false), 2*2*multiplyChains*k.lanes
 	k.round, k.roundAway, k.scaleRound, k.multiplyDots = roundDots, roundDotsAway, scaleRoundDots, multiplyDots
 	return &k
+}
+
+var tileDots = [maxTileRows]func(acc *float32, begun bool, w *byte, x *float32, stride, pairs, panels, near int, next uintptr, step int){
+	tileDotsRows1, tileDotsRows2, tileDotsRows3, tileDotsRows4, tileDotsRows5, tileDotsRows6,
+	tileDotsRows7, tileDotsRows8, tileDotsRows9, tileDotsRows10, tileDotsRows11, tileDotsRows12,
+}
+
+func dotsAVX512(rows int, acc *float32, begun bool, w *byte, x *float32, stride, pairs, panels, near int, next uintptr, step int) {
+	tileDots[rows-1](acc, begun, w, x, stride, pairs, panels, near, next, step)
 }

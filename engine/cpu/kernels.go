@@ -3,9 +3,8 @@ package cpu
 // kernels are the inner loops in one instruction set. All sets compute the
 // same bits.
 type kernels struct {
-	rows  int  // at most so many rows share a pass over a panel
-	fill  bool // more rows: full groups and a rest, rather than equal groups
-	lanes int  // float32 in a vector
+	blocking blocking // of the tile kernels
+	lanes    int      // float32 in a vector
 
 	// A tile kernel accumulates acc[r][o] += Σ x[i][r]·w[i][o] over pairs of
 	// inputs, from zero if it is not begun, for as many rows as its index plus one, and
@@ -23,10 +22,11 @@ type kernels struct {
 	// stride bytes apart. round lays out n inputs so, in ⌈n/2⌉ words, and
 	// scaleRound rounds (x·a)·(w+b). roundAway writes past the caches, to where half a
 	// line begins.
-	dots       [maxTileRows]dotKernel
-	round      func(dst, x *float32, n int)
-	roundAway  func(dst, x *float32, n int)
-	scaleRound func(dst, x, w *float32, n int, a, b float32)
+	dots        dotKernel
+	dotBlocking blocking
+	round       func(dst, x *float32, n int)
+	roundAway   func(dst, x *float32, n int)
+	scaleRound  func(dst, x, w *float32, n int, a, b float32)
 
 	// The packers lay four rows side by side: dst[i][0…3] of [n][rows], from
 	// x[0…3][i], which are width apart; n is a multiple of 4. packNorm4 multiplies
@@ -53,10 +53,33 @@ type kernels struct {
 
 	// To measure the machine: stream reads memory in blocks of streamBytes and
 	// fetches what is near bytes ahead, multiply does multiplyChains fused multiply-adds
-	// of all lanes in each round, and multiplyDots as many pairs of products.
+	// of all lanes in each round, and multiplyDots dotFLOPs operations in bf16.
 	stream       func(p *byte, bytes, near int) uint32
 	multiply     func(rounds int) float32
 	multiplyDots func(rounds int) float32
+	dotFLOPs     int
+}
+
+// blocking is how a product of many rows is cut, so that what is used again stays in a
+// cache.
+type blocking struct {
+	rows   int  // of a group, which shares a kernel call, at most
+	fill   bool // full groups and a rest, rather than equal groups
+	chunk  int  // rows that one pass over the weights serves
+	pairs  int  // of inputs in a block of a panel, which all rows of a chunk use in turn
+	panels int  // that share the inputs of a block
+	shared int  // bytes of a chunk's inputs up to which panels need not share them
+}
+
+// tiled suits kernels of vectors: a block is 64 KB of bf16 weights, which stay in L2, as
+// do its inputs, 512 KB rounded to bf16.
+func tiled(rows int, fill bool) blocking {
+	return blocking{rows: rows, fill: fill, chunk: 256, pairs: 512, panels: 4, shared: 512 << 10}
+}
+
+// tileFloats is what the sums of some panels and a chunk need.
+func (k *kernels) tileFloats() int {
+	return max(k.blocking.panels*k.blocking.chunk, k.dotBlocking.panels*k.dotBlocking.chunk) * panelOutputs
 }
 
 // epilogues are what becomes of the sums of n panels for one token, n at least 1: tiles
@@ -67,7 +90,7 @@ type epilogues struct {
 
 type (
 	tileKernel func(acc *float32, begun bool, w *byte, x *float32, pairs, panels, near int, next uintptr, step int)
-	dotKernel  func(acc *float32, begun bool, w *byte, x *float32, stride, pairs, panels, near int, next uintptr, step int)
+	dotKernel  func(rows int, acc *float32, begun bool, w *byte, x *float32, stride, pairs, panels, near int, next uintptr, step int)
 )
 
 // fetch is how far ahead of their use weights are fetched by instruction, in
@@ -91,12 +114,13 @@ var epiloguesGeneric = epilogues{
 }
 
 var generic = &kernels{
-	rows:         4,
+	blocking:     tiled(4, false),
 	lanes:        1,
 	fullRows:     maxTileRows,
 	tileBF16:     tilesGeneric(pairBytes, tileBF16Generic),
 	tileF32:      tilesGeneric(2*pairBytes, tileF32Generic),
-	dots:         dotsGeneric(),
+	dots:         dotsGeneric,
+	dotBlocking:  tiled(maxTileRows, false),
 	round:        roundGeneric,
 	roundAway:    roundGeneric,
 	scaleRound:   scaleRoundGeneric,
@@ -116,4 +140,5 @@ var generic = &kernels{
 	stream:       streamGeneric,
 	multiply:     multiplyGeneric,
 	multiplyDots: multiplyDotsGeneric,
+	dotFLOPs:     2 * 2 * multiplyChains,
 }

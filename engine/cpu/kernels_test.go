@@ -225,7 +225,7 @@ func FuzzTiles(f *testing.F) {
 		}
 		for _, isa := range Supported()[1:] {
 			k := kernelsFor(isa)
-			if rows > k.rows {
+			if rows > k.blocking.rows {
 				continue
 			}
 			for name, w := range map[string]*byte{"f32": (*byte)(unsafe.Pointer(&f32[0])), "bf16": (*byte)(unsafe.Pointer(&bf16[0]))} {

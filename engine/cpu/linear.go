@@ -9,15 +9,10 @@ import (
 )
 
 const (
-	blockPairs   = 512      // pairs of inputs in a block: 64 KB of bf16 weights, which stay in L2 for all rows
 	halfPairs    = 96       // the same of a panel that a few rows take by halves: 12 KB, in L1 for the other half
 	halfRows     = 24       // at most
-	chunkRows    = 256      // rows that one pass over the weights serves: 512 KB of a block's inputs rounded to bf16, in L2
-	chunkPanels  = 4        // panels that share the inputs of a block
 	ownRowFloats = 64 << 10 // up to so many inputs each worker packs for itself
 	awayRows     = 4        // from so many rows on, results go past the caches
-	tileFloats   = chunkPanels * chunkRows * panelOutputs
-	fitsBytes    = 512 << 10
 )
 
 // linearTask is one product with its norm and epilogue.
@@ -40,6 +35,7 @@ type linearTask struct {
 	weight []float32
 	offset float32
 	eps    float32
+	cut    blocking
 	groups int
 	padded int // inputs, rounded up to a pair
 	dots   bool
@@ -68,10 +64,13 @@ func (b *Backend) Linear(dst, src backend.Buffer, n int, w backend.Matrix, opt b
 	if n == 0 {
 		return
 	}
-	t.groups = (n + b.kernels.rows - 1) / b.kernels.rows
 	t.padded = 2 * m.pairs
 	t.shares.dealAll(m.panels)
-	t.dots, t.words = b.dots(m), dotWords(m.inputs)
+	t.cut = b.kernels.blocking
+	if t.dots, t.words = b.dots(m), dotWords(m.inputs); t.dots {
+		t.cut = b.kernels.dotBlocking
+	}
+	t.groups = (n + t.cut.rows - 1) / t.cut.rows
 	if inputs := t.src.inputs; inputs > 0 && (inputs != m.inputs || !t.dots || t.normed) {
 		panic(fmt.Sprintf("cpu: linear %d → %d of what was rounded for another", m.inputs, m.outputs))
 	}
@@ -97,8 +96,8 @@ func (b *Backend) Linear(dst, src backend.Buffer, n int, w backend.Matrix, opt b
 
 // group is the rows [lo, hi) of a group.
 func (t *linearTask) group(g int) (lo, hi int) {
-	if k := t.b.kernels; k.fill {
-		return g * k.rows, min((g+1)*k.rows, t.n)
+	if t.cut.fill {
+		return g * t.cut.rows, min((g+1)*t.cut.rows, t.n)
 	}
 	return g * t.n / t.groups, (g + 1) * t.n / t.groups
 }
@@ -118,7 +117,7 @@ func (t *linearTask) work(worker int) {
 	if t.dots {
 		few = fewDotRows
 	}
-	perChunk := chunkRows / t.b.kernels.rows
+	perChunk := t.cut.chunk / t.cut.rows
 	for g0 := 0; g0 < t.groups; g0 += perChunk {
 		if g0 > 0 {
 			t.b.pool.barrier(worker)
@@ -133,13 +132,14 @@ func (t *linearTask) work(worker int) {
 		for g := g0; g < g1; g++ {
 			passes += t.calls(g)
 		}
-		block, panels, together := blockPairs, chunkPanels, 1 // panels of one call
+		block, panels, together := t.cut.pairs, t.cut.panels, 1 // panels of one call
 		switch {
 		case passes == 1:
-			block, panels, together = t.m.pairs, callPanels, callPanels
+			together = min(callPanels, len(t.b.tiles[worker])/(rows*panelOutputs))
+			block, panels = t.m.pairs, together
 		case t.calls(g0) > 1 && rows <= halfRows:
 			block, panels = halfPairs, 1
-		case rows*t.padded*4 <= fitsBytes:
+		case rows*t.padded*4 <= t.cut.shared:
 			panels = 1 // all inputs stay in L2
 		}
 		for p0, p1 := t.shares.take(worker, panels); p0 < p1; p0, p1 = t.shares.take(worker, panels) {
@@ -162,7 +162,7 @@ func (t *linearTask) work(worker int) {
 						r0, r1 := t.group(g)
 						acc := unsafe.Pointer(&tiles[((p-p0)*rows+r0-first)*panelOutputs])
 						if t.dots {
-							t.b.kernels.dots[r1-r0-1]((*float32)(acc), pair > 0, (*byte)(w), &x[r0*t.words+pair], 4*t.words, pairs, min(together, p1-p), ahead.near, next, step)
+							t.b.kernels.dots(r1-r0, (*float32)(acc), pair > 0, (*byte)(w), &x[r0*t.words+pair], 4*t.words, pairs, min(together, p1-p), ahead.near, next, step)
 							next += uintptr(step * pairs)
 							continue
 						}
@@ -184,7 +184,7 @@ func (t *linearTask) work(worker int) {
 
 // calls is how many kernel calls cover a panel for a group.
 func (t *linearTask) calls(g int) int {
-	if lo, hi := t.group(g); hi-lo > t.b.kernels.fullRows {
+	if lo, hi := t.group(g); !t.dots && hi-lo > t.b.kernels.fullRows {
 		return 2
 	}
 	return 1

@@ -101,6 +101,15 @@ func settings() (list []Options) {
 	return list
 }
 
+// products are what the results of a backend depend on: in bf16, AMX sums them in an
+// order of its own.
+type products struct {
+	precision Precision
+	tiled     bool
+}
+
+func (b *Backend) products() products { return products{b.precision, b.isa == AMX} }
+
 func forEachSetting(t *testing.T, f func(t *testing.T, opt Options)) {
 	for _, opt := range settings() {
 		t.Run(fmt.Sprintf("%v-%v", opt.ISA, opt.Precision), func(t *testing.T) { f(t, opt) })
@@ -246,6 +255,7 @@ func TestLinearTails(t *testing.T) {
 		isa := opt.ISA
 		opt.Threads = 3
 		b := newBackend(t, opt)
+		block := b.kernels.blocking
 		seed := uint64(0)
 		run := func(outputs, inputs, tokens int) {
 			seed++
@@ -271,7 +281,7 @@ func TestLinearTails(t *testing.T) {
 		}
 		// Several blocks of inputs, several groups, the barrier, and two chunks of rows.
 		for range 12 {
-			run(70, 2*2*blockPairs+3, 29)
+			run(70, 2*2*block.pairs+3, 29)
 		}
 		for range 6 { // inputs that the workers share
 			run(33, 2*ownRowFloats/11+5, 12)
@@ -280,11 +290,11 @@ func TestLinearTails(t *testing.T) {
 			return
 		}
 		for range 6 {
-			run(40, 2*blockPairs+1, 100)
+			run(40, 2*block.pairs+1, 100)
 		}
 		for range 3 { // every worker has several panels
-			require.Greater(t, 4*(2*blockPairs+6)*chunkRows, fitsBytes)
-			run(7*panelOutputs-20, 2*blockPairs+6, chunkRows+40)
+			require.Greater(t, 4*(2*block.pairs+6)*block.chunk, block.shared)
+			run(7*panelOutputs-20, 2*block.pairs+6, max(block.chunk, b.kernels.dotBlocking.chunk)+40)
 		}
 	})
 }
@@ -292,11 +302,11 @@ func TestLinearTails(t *testing.T) {
 // TestLinearBatchInvariance proves that a token's result is the same bits
 // alone and among others, with any number of workers, and in any instruction set.
 func TestLinearBatchInvariance(t *testing.T) {
-	const inputs, outputs, most = 2*blockPairs + 6, 75, 40
+	const inputs, outputs, most = 2*512 + 6, 75, 40
 	type key struct {
-		dtype     backend.DType
-		precision Precision
-		epi       backend.Epilogue
+		dtype backend.DType
+		products
+		epi backend.Epilogue
 	}
 	alone := map[key][][]uint32{} // by token, from the first backend
 	rng := rand.New(rand.NewPCG(7, 7))
@@ -323,7 +333,7 @@ func TestLinearBatchInvariance(t *testing.T) {
 						m = newMatrix(t, b, e.form, w[0])
 					}
 					opt := backend.LinearOptions{Epilogue: e.epi, Norm: &backend.Norm{Weight: v, Eps: 1e-6, Offset: 1}}
-					k := key{d, setting.Precision, e.epi}
+					k := key{d, b.products(), e.epi}
 					if alone[k] == nil {
 						for tok := range most {
 							copy(src.x, xs[tok*inputs:][:inputs])

@@ -103,8 +103,8 @@ var mixersGeneric = &mixerKernels{
 		mixDotsGeneric(5), mixDotsGeneric(6), mixDotsGeneric(7), mixDotsGeneric(8),
 	},
 	weightsDots: [...]func(w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32){
-		weightsDotsGeneric(1), weightsDotsGeneric(2), weightsDotsGeneric(3), weightsDotsGeneric(4),
-		weightsDotsGeneric(5), weightsDotsGeneric(6), weightsDotsGeneric(7), weightsDotsGeneric(8),
+		weightsDotsGeneric(1, scoresDotsGeneric(1)), weightsDotsGeneric(2, scoresDotsGeneric(2)), weightsDotsGeneric(3, scoresDotsGeneric(3)), weightsDotsGeneric(4, scoresDotsGeneric(4)),
+		weightsDotsGeneric(5, scoresDotsGeneric(5)), weightsDotsGeneric(6, scoresDotsGeneric(6)), weightsDotsGeneric(7, scoresDotsGeneric(7)), weightsDotsGeneric(8, scoresDotsGeneric(8)),
 	},
 	softmax:     softmaxGeneric,
 	softmaxDots: softmaxDotsGeneric,
@@ -207,8 +207,7 @@ func scoresDotsGeneric(rows int) func(s *float32, k **byte, groups int, q *float
 	}
 }
 
-func weightsDotsGeneric(rows int) func(w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32) {
-	scores := scoresDotsGeneric(rows)
+func weightsDotsGeneric(rows int, scores func(s *float32, k **byte, groups int, q *float32, pairs, ahead int)) func(w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32) {
 	return func(w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32) {
 		for s := range splits {
 			scores(work, &unsafe.Slice(k, splits*splitGroups)[s*splitGroups], splitGroups, q, pairs, ahead)

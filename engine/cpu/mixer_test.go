@@ -298,7 +298,7 @@ func (a *attentionRun) requireNear(t *testing.T, tolerance float64, what string)
 }
 
 // TestAttentionSharesLongContexts: however many workers share a context, and in
-// whatever instruction set, the bits are the same in each precision, and those of
+// whatever instruction set, the bits are the same of each kind of products, and those of
 // softmax attention: within 2⁻⁸ of the terms where weights are rounded to bf16, by as much
 // at most (that of queries averages out over their dims).
 func TestAttentionSharesLongContexts(t *testing.T) {
@@ -309,7 +309,7 @@ func TestAttentionSharesLongContexts(t *testing.T) {
 		{1, 2, 1, 32, 4094, 1, 16}, {1, 2, 1, 32, 4095, 1, 16}, {1, 2, 1, 32, 4096, 1, 16}, {1, 1, 1, 32, 8448, 1, 64},
 		{1, 4, 1, 32, 4091, 7, 48}, {1, 1, 1, 32, 2100, 1, 8}, {2, 1, 1, 32, 3120, 3, 24},
 	} {
-		want := map[Precision][]uint32{}
+		want := map[products][]uint32{}
 		for _, opt := range settings() {
 			for _, threads := range []int{1, 2, 5} {
 				if opt.ISA != detect() && threads > 1 {
@@ -324,12 +324,12 @@ func TestAttentionSharesLongContexts(t *testing.T) {
 				if threads > c.rows*c.kvHeads && c.count == 1 {
 					require.True(t, a.kv.task.isCut, "%+v: no context is shared", c)
 				}
-				got := bits(a.out.x)
-				if want[opt.Precision] == nil {
-					want[opt.Precision] = got
+				got, kind := bits(a.out.x), b.products()
+				if want[kind] == nil {
+					want[kind] = got
 					a.requireNear(t, map[Precision]float64{F32: 1e-5, BF16: 0x1p-8}[opt.Precision], fmt.Sprintf("%+v, %+v", c, opt))
 				}
-				require.Equal(t, want[opt.Precision], got, "%+v, %+v", c, opt)
+				require.Equal(t, want[kind], got, "%+v, %+v", c, opt)
 				require.Zero(t, testing.AllocsPerRun(5, a.run))
 			}
 		}

@@ -4,6 +4,8 @@ package cpu
 
 func mixersFor(isa ISA) *mixerKernels {
 	switch isa {
+	case AMX:
+		return mixersAMX
 	case AVX512:
 		return mixersAVX512
 	case AVX2:

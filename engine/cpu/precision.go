@@ -13,8 +13,9 @@ const (
 	F32
 	// BF16 rounds inputs to bf16, after their norm, and adds exact products, as
 	// PyTorch and llama.cpp do with bf16 weights; so it does with queries and with
-	// the softmax's weights, as PyTorch does. It needs no widening, and on Zen 4 does
-	// twice the arithmetic of F32 in the same time. Subnormal numbers are zero.
+	// the softmax's weights, as PyTorch does. It needs no widening, and does twice the
+	// arithmetic of F32 in the same time on Zen 4, in AMX sixteen times. Subnormal
+	// numbers are zero. AMX adds the products in another order than AVX512_BF16.
 	BF16
 )
 
@@ -43,7 +44,7 @@ func ParsePrecision(s string) (Precision, error) {
 // resolve answers for one instruction set. Generic code can do all, for tests,
 // and bf16 only when asked.
 func (p Precision) resolve(isa ISA) (Precision, error) {
-	dots := kernelsFor(isa).dots[0] != nil
+	dots := kernelsFor(isa).dots != nil
 	switch {
 	case p > BF16:
 		return 0, fmt.Errorf("cpu: precision %d does not exist", p)
@@ -51,6 +52,8 @@ func (p Precision) resolve(isa ISA) (Precision, error) {
 		return BF16, nil
 	case p == AutoPrecision:
 		return F32, nil
+	case p == F32 && isa == AMX:
+		return 0, fmt.Errorf("cpu: f32 products with amx asked for, which multiplies bf16 only; avx512 does them")
 	case p == BF16 && !dots:
 		return 0, fmt.Errorf("cpu: bf16 products with %v need a CPU with AVX512_BF16 and a build with assembly; f32 works everywhere", isa)
 	}

@@ -97,11 +97,10 @@ func (b *Backend) measurePeak(rounds int, p Precision) float64 {
 
 // flopsPerRound is what one worker does in a round of the probe.
 func (b *Backend) flopsPerRound(p Precision) int {
-	flops := 2 * multiplyChains * b.kernels.lanes
 	if p == BF16 {
-		flops *= 2
+		return b.kernels.dotFLOPs
 	}
-	return flops
+	return 2 * multiplyChains * b.kernels.lanes
 }
 
 func (b *Backend) newProbe() *probeTask {

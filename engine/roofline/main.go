@@ -49,7 +49,7 @@ func run(ctx context.Context, args []string, out, status io.Writer, probe func(*
 	context := fs.Int("context", 64, "positions before the measured decode steps")
 	prefill := fs.String("prefill", "", "prompt tokens of each further table, `N,...`")
 	fs.IntVar(&opt.threads, "threads", 0, "workers; 0 is one for each core")
-	isa := fs.String("isa", "auto", "instruction set of the kernels, `auto|generic|avx2|avx512`")
+	isa := fs.String("isa", "auto", "instruction set of the kernels, `auto|generic|avx2|avx512|amx`")
 	precision := fs.String("precision", "auto", "what is multiplied in where weights or KV cache are bf16, `auto|f32|bf16`")
 	fs.IntVar(&opt.rounds, "rounds", 5, "interleaved rounds")
 	fs.IntVar(&opt.steps, "steps", 8, "decode steps of each workload in a round")

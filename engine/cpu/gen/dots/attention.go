@@ -44,12 +44,27 @@ const (
 	keys = 2 * mostRows // vectors after the sums
 )
 
+// multiplier generates what multiplies queries by keys: in vectors, or in tiles.
+type multiplier struct {
+	name   string
+	params string // before the others
+	begin  func()
+	// group multiplies queries by the keys of a group, stores the scores, and yields
+	// those of each row.
+	group func(rows int, each func(r int, scores Op))
+	end   func()
+}
+
+var (
+	inVectors = multiplier{name: "Dots", begin: rowStrides, group: groupInVectors, end: func() { VZEROUPPER() }}
+	inTiles   = multiplier{name: "AMX", params: "config *byte, ", begin: tileStrides, group: groupInTiles, end: func() { tileRelease(); VZEROUPPER() }}
+)
+
 // scoreSum is a sum of a row over even or odd pairs.
 func scoreSum(r, odd int) int { return odd*mostRows + r }
 
-// group16 multiplies queries by the keys of a group, and stores the scores. Two sums
-// of each row, of even and odd pairs, hide the latency.
-func group16(rows int, each func(r int)) {
+// groupInVectors has two sums of each row, of even and odd pairs, to hide the latency.
+func groupInVectors(rows int, each func(r int, scores Op)) {
 	sum := scoreSum
 	const at, next, left = keysAt, keysNext, pairsLeft
 	MOVQ(Mem{Base: general[keysList]}, general[at])
@@ -97,7 +112,7 @@ func group16(rows int, each func(r int)) {
 	for r := range rows {
 		VADDPS(vector[sum(r, 1)], vector[sum(r, 0)], vector[sum(r, 0)])
 		VMOVUPS(vector[sum(r, 0)], Mem{Base: general[scoresTo], Disp: 4 * r * split})
-		each(r)
+		each(r, vector[sum(r, 0)])
 	}
 	ADDQ(Imm(4*group), general[scoresTo])
 	ADDQ(Imm(8), general[keysList])
@@ -165,19 +180,19 @@ func softmax() {
 }
 
 // scores multiplies queries by the keys of groups.
-func scores(rows int) {
-	text(fmt.Sprintf("scoresDotsRows%d", rows), "func(s *float32, k **byte, groups int, q *float32, pairs, ahead int)")
+func scores(m multiplier, rows int) {
+	text(fmt.Sprintf("scores%sRows%d", m.name, rows), "func("+m.params+"s *float32, k **byte, groups int, q *float32, pairs, ahead int)")
 	Load(Param("s"), general[scoresTo])
 	Load(Param("k"), general[keysList])
 	Load(Param("groups"), general[groupsLeft])
 	Load(Param("ahead"), general[keysAhead])
-	rowStrides()
+	m.begin()
 
 	Label("group")
-	group16(rows, func(int) {})
+	m.group(rows, func(int, Op) {})
 	DECQ(general[groupsLeft])
 	JNZ(LabelRef("group"))
-	VZEROUPPER()
+	m.end()
 	RET()
 }
 
@@ -185,8 +200,8 @@ func scores(rows int) {
 // on their way. The exponentials of a split are taken while the keys of the next one
 // come from memory; so work holds the scores of two splits, and after them for each row
 // a sum of weights, in 16 lanes, and the largest score.
-func weights(rows int) {
-	text(fmt.Sprintf("weightsDotsRows%d", rows), "func(w *float32, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32)")
+func weights(m multiplier, rows int) {
+	text(fmt.Sprintf("weights%sRows%d", m.name, rows), "func("+m.params+"w *float32, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32)")
 	const (
 		before = r13      // scores of the split before
 		x      = keys + 2 // vectors of the exponentials: x, what is left of it, p
@@ -207,7 +222,7 @@ func weights(rows int) {
 	Load(Param("ahead"), general[keysAhead])
 	Load(Param("work"), general[scoresTo])
 	XORQ(general[before], general[before])
-	rowStrides()
+	m.begin()
 	minusInf := simd.Const("minusInf", 0xff800000)
 	total := func(r int) Mem { return Mem{Base: general[pairsLeft], Disp: 2*half + r*line} }
 	finiteMax := func(work gp, r int) Mem { return Mem{Base: general[work], Disp: 2*half + mostRows*line + 4*r} }
@@ -223,7 +238,7 @@ func weights(rows int) {
 	Label("group")
 	CMPQ(splits, Imm(0))
 	JE(LabelRef("fetch"))
-	group16(rows, func(r int) { VMAXPS(vector[scoreSum(r, 0)], vector[best+r], vector[best+r]) })
+	m.group(rows, func(r int, scores Op) { VMAXPS(scores, vector[best+r], vector[best+r]) })
 	JMP(LabelRef("exponentials"))
 	Label("fetch") // the beginning of what comes after the last keys
 	MOVQ(U32(split/group), general[keysAt])
@@ -287,7 +302,7 @@ func weights(rows int) {
 	SUBQ(general[before], general[scoresTo])
 	JMP(LabelRef("split"))
 	Label("end")
-	VZEROUPPER()
+	m.end()
 	RET()
 }
 

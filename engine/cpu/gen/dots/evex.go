@@ -70,7 +70,12 @@ func evex(opcode byte, m rm, v, reg byte) {
 		^v&15<<3 | 1<<2 | 0b10,
 		p2, opcode}
 	code = append(code, m.modrm(reg)...)
-	for len(code) > 0 { // Go's assembler takes at most eight bytes at a time
+	emit("AVX512_BF16", code)
+}
+
+// emit writes an instruction as bytes, of which Go's assembler takes at most eight at a time.
+func emit(isa string, code []byte) {
+	for len(code) > 0 {
 		n, name, value := 1, "BYTE", uint64(code[0])
 		switch {
 		case len(code) >= 8:
@@ -80,7 +85,7 @@ func evex(opcode byte, m rm, v, reg byte) {
 		case len(code) >= 2:
 			n, name, value = 2, "WORD", uint64(binary.LittleEndian.Uint16(code))
 		}
-		Instruction(&ir.Instruction{Opcode: name, Operands: []Op{U64(value)}, ISA: []string{"AVX512_BF16"}})
+		Instruction(&ir.Instruction{Opcode: name, Operands: []Op{U64(value)}, ISA: []string{isa}})
 		code = code[n:]
 	}
 }

@@ -38,15 +38,21 @@ func main() {
 		tile(rows)
 	}
 	for rows := 1; rows <= mostRows; rows++ {
-		scores(rows)
-		weights(rows)
+		scores(inVectors, rows)
+		weights(inVectors, rows)
 		mix(rows)
+		scores(inTiles, rows)
+		weights(inTiles, rows)
 	}
+	mixTiles()
 	softmax()
 	round("roundDots", false, false)
 	round("roundDotsAway", false, true)
 	round("scaleRoundDots", true, false)
 	multiply()
+	products(1)
+	products(2)
+	multiplyTiles()
 	Generate()
 }
 

@@ -1,0 +1,148 @@
+//go:build !noasm
+
+package cpu
+
+import (
+	"encoding/binary"
+	"unsafe"
+)
+
+const (
+	amxRows  = 16 // of a tile
+	amxPairs = 16
+)
+
+// tileConfig says how large the eight tiles are.
+type tileConfig [64]byte
+
+// set gives tiles their rows, and the bytes of a row.
+func (c *tileConfig) set(rows, bytes int, tiles ...int) {
+	c[0] = 1 // the palette
+	for _, t := range tiles {
+		binary.LittleEndian.PutUint16(c[16+2*t:], uint16(bytes))
+		c[48+t] = byte(rows)
+	}
+}
+
+// linearConfigs are by rows, at most 32, and pairs, less one each: two by two sums, two
+// of inputs, and two of weights.
+var linearConfigs = func() (list [amxGroup][amxPairs]tileConfig) {
+	for i := range list {
+		for j := range list[i] {
+			c, rows, pairs := &list[i][j], min(i+1, amxRows), j+1
+			c.set(rows, lineBytes, 0, 1)
+			c.set(rows, 4*pairs, 4)
+			c.set(pairs, lineBytes, 6, 7)
+			if more := i + 1 - rows; more > 0 {
+				c.set(more, lineBytes, 2, 3)
+				c.set(more, 4*pairs, 5)
+			}
+		}
+	}
+	return list
+}()
+
+func linearConfig(rows, pairs int) *byte { return &linearConfigs[rows-1][pairs-1][0] }
+
+const (
+	amxGroup = 2 * amxRows // rows whose sums the tiles hold
+	amxBlock = 256         // pairs: 32 KB of a panel, in L1 for all groups
+	// Bytes ahead that weights are fetched for a single group, which waits for memory
+	// alone: on a Xeon (Granite Rapids) the best of 2 to 64 KB, by up to 4 %.
+	amxAhead = 3 << 10
+)
+
+// dotsAMX multiplies any number of rows. Of 16 pairs it sums the first products and the
+// second ones by themselves, then adds the two, and the result to the sum. A block of
+// inputs stays in L2 for all panels.
+func dotsAMX(rows int, acc *float32, begun bool, w *byte, x *float32, stride, pairs, panels, _ int, _ uintptr, step int) {
+	block, ahead := pairs/amxPairs*amxPairs, amxAhead
+	if rows > amxGroup {
+		block, ahead = amxBlock, pairs*pairBytes
+	}
+	lines := step * amxPairs / lineBytes * amxGroup / max(rows, amxGroup)
+	for pair := 0; pair < pairs; {
+		// The last pairs are fewer than a tile's.
+		size := min(max(min(block, pairs-pair)/amxPairs, 1)*amxPairs, pairs-pair)
+		begun := begun || pair > 0
+		dotBlocks(rows, acc, begun, unsafe.Add(unsafe.Pointer(w), pair*pairBytes), pairs*pairBytes, unsafe.Add(unsafe.Pointer(x), 4*pair), stride, size, panels, ahead, lines)
+		pair += size
+	}
+}
+
+// dotBlocks does some pairs: blocks of 16, or less than one.
+func dotBlocks(rows int, acc *float32, begun bool, w unsafe.Pointer, panel int, x unsafe.Pointer, stride, pairs, panels, ahead, lines int) {
+	const row = 4 * panelOutputs
+	blocks := max(pairs/amxPairs, 1)
+	groups, rest := rows/amxGroup, rows%amxGroup
+	pairs = min(pairs, amxPairs)
+	if groups > 0 {
+		products32AMX(linearConfig(amxGroup, pairs), acc, rows*row, begun, (*byte)(w), panel, (*float32)(x), stride, blocks, panels, groups, ahead, lines)
+	}
+	if rest == 0 {
+		return
+	}
+	done := groups * amxGroup
+	acc, x = (*float32)(unsafe.Add(unsafe.Pointer(acc), done*row)), unsafe.Add(x, done*stride)
+	if rest > amxRows {
+		products32AMX(linearConfig(rest, pairs), acc, rows*row, begun, (*byte)(w), panel, (*float32)(x), stride, blocks, panels, 1, ahead, lines)
+	} else {
+		products16AMX(linearConfig(rest, pairs), acc, rows*row, begun, (*byte)(w), panel, (*float32)(x), stride, blocks, panels, 1, ahead, lines)
+	}
+}
+
+// multiplyTiles does as many multiply-adds a round as four tiles of sums take.
+func multiplyTiles(rounds int) float32 { return multiplyAMX(linearConfig(amxGroup, amxPairs), rounds) }
+
+// scoreConfigs are by rows less one, and pairs that are left of a key's tiles: scores,
+// queries, keys, and the last queries and keys.
+var scoreConfigs = func() (list [unitRows][amxPairs]tileConfig) {
+	for i := range list {
+		for rest := range list[i] {
+			c := &list[i][rest]
+			c.set(i+1, lineBytes, 0, 1)
+			c.set(amxPairs, lineBytes, 2)
+			if rest > 0 {
+				c.set(i+1, 4*rest, 3)
+				c.set(rest, lineBytes, 4)
+			}
+		}
+	}
+	return list
+}()
+
+func scoreConfig(rows, pairs int) *byte { return &scoreConfigs[rows-1][pairs%amxPairs][0] }
+
+// mixConfigs are by rows less one: four sums, weights, and two of values of a group.
+var mixConfigs = func() (list [unitRows]tileConfig) {
+	for i := range list {
+		list[i].set(i+1, lineBytes, 0, 1, 2, 3)
+		list[i].set(i+1, 2*groupPositions, 4)
+		list[i].set(groupPositions/2, lineBytes, 6, 7)
+	}
+	return list
+}()
+
+var mixersAMX = func() *mixerKernels {
+	k := *mixersAVX512
+	for i, scores := range [unitRows]func(config *byte, s *float32, k **byte, groups int, q *float32, pairs, ahead int){
+		scoresAMXRows1, scoresAMXRows2, scoresAMXRows3, scoresAMXRows4, scoresAMXRows5, scoresAMXRows6, scoresAMXRows7, scoresAMXRows8,
+	} {
+		k.scoresDots[i] = func(s *float32, k **byte, groups int, q *float32, pairs, ahead int) {
+			scores(scoreConfig(i+1, pairs), s, k, groups, q, pairs, ahead)
+		}
+	}
+	for i, weights := range [unitRows]func(config *byte, w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32){
+		weightsAMXRows1, weightsAMXRows2, weightsAMXRows3, weightsAMXRows4, weightsAMXRows5, weightsAMXRows6, weightsAMXRows7, weightsAMXRows8,
+	} {
+		k.weightsDots[i] = func(w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32) {
+			weights(scoreConfig(i+1, pairs), w, max, sum, k, splits, q, pairs, ahead, work)
+		}
+	}
+	for i := range k.mixDots {
+		k.mixDots[i] = func(acc *float32, v **byte, groups int, p *float32, chunks, ahead, stride int) {
+			mixAMX(&mixConfigs[i][0], acc, v, groups, p, i+1, chunks, ahead, stride)
+		}
+	}
+	return &k
+}()
