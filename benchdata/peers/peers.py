@@ -1,7 +1,7 @@
 """Times decode steps of this engine beside llama.cpp and PyTorch, on one CPU.
 
-    python3 benchdata/peers/peers.py             measure, and print the table
-    python3 benchdata/peers/peers.py --record    also write results.json and the table of README.md
+    python3 benchdata/peers/peers.py                     measure, and print the table
+    python3 benchdata/peers/peers.py --record MACHINE    also write MACHINE/results.json and its table in README.md
 
 All run the same random bf16 weights in the shape of a Llama model, with the
 same number of threads, on the same prompts. Each is a process of its own that
@@ -20,6 +20,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import resource
 import shlex
 import shutil
@@ -404,12 +405,16 @@ def commit():
     return git("rev-parse", "HEAD") + ("+changes" if changes else "")
 
 
-def record(results, text):
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    readme = (HERE / "README.md").read_text()
-    head, _, rest = readme.partition("<!-- results -->\n")
-    _, _, tail = rest.partition("<!-- end of results -->")
-    (HERE / "README.md").write_text(f"{head}<!-- results -->\n{text}\n<!-- end of results -->{tail}")
+def record(name, results, text):
+    """Replaces what is recorded of one machine, or adds it."""
+    (HERE / name).mkdir(exist_ok=True)
+    (HERE / name / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    readme, start, end = (HERE / "README.md").read_text(), f"<!-- {name} -->\n", "<!-- end -->"
+    if start not in readme:
+        readme += f"\n### {name}\n\n{start}{end}\n"
+    head, _, rest = readme.partition(start)
+    _, _, tail = rest.partition(end)
+    (HERE / "README.md").write_text(f"{head}{start}{text}\n{end}{tail}")
 
 
 def main():
@@ -421,7 +426,7 @@ def main():
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--steps", type=int, default=4, help="timed steps of each engine and width in a round")
     p.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
-    p.add_argument("--record", action="store_true", help="write results.json and the table of README.md")
+    p.add_argument("--record", metavar="MACHINE", help="write MACHINE/results.json and its table in README.md; for example epyc-zen4-2cores")
     p.add_argument("--check", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--make", type=pathlib.Path, help=argparse.SUPPRESS)
     p.add_argument("--worker", nargs=3, metavar=("ENGINE", "FOLDER", "CONTEXT"), help=argparse.SUPPRESS)
@@ -437,6 +442,8 @@ def main():
         p.error("widths, prompt, rounds, steps and threads must be at least 1, and all prompts of one width at most 256 tokens together")
     if len(set(args.widths)) < len(args.widths) or sum(args.widths) > 15:
         p.error("widths must differ, and be at most 15 rows together")
+    if args.record is not None and not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", args.record):
+        p.error("--record: a machine's name is made of lower-case letters, digits and dashes")
     if args.record and args.engines != ENGINES:
         p.error("--record is for a run of all engines")
 
@@ -482,7 +489,7 @@ def main():
         print(f"\nOther processes took {100 * others:.0f} % of the machine: these numbers say little, and are not recorded.", file=sys.stderr)
         raise SystemExit(1)
     if args.record:
-        record(results, text)
+        record(args.record, results, text)
 
 
 if __name__ == "__main__":
