@@ -1,4 +1,4 @@
-"""Times decode steps of this engine beside llama.cpp and PyTorch, on one CPU.
+"""Times decode steps and prefill of this engine beside llama.cpp and PyTorch, on one CPU.
 
     python3 benchdata/peers/peers.py                     measure, and print the table
     python3 benchdata/peers/peers.py --record MACHINE    also write MACHINE/results.json and its table in README.md
@@ -41,6 +41,7 @@ SHAPES = {
     "llama-tiny": dict(hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
                        num_key_value_heads=2, head_dim=64, vocab_size=1024),
 }
+PREFILL = "prefill"  # beside the widths, what is timed
 OURS = "batchproof"
 ENGINES = [OURS, "llama.cpp", "llama.cpp, flash attention", "PyTorch bf16", "PyTorch f32"]
 
@@ -54,7 +55,7 @@ AIMS = [("llama.cpp", 1, 1.1), ("llama.cpp", 8, 1.5), ("PyTorch", 8, 3.0)]
 # --- the peers, each in a process with the pinned packages ------------------
 
 class LlamaCpp:
-    """llama.cpp through its C interface: one context for each width."""
+    """llama.cpp through its C interface: one context for each width, and one for prefill."""
 
     def __init__(self, folder, threads, context, flash):
         import llama_cpp
@@ -70,18 +71,24 @@ class LlamaCpp:
         assert self.model, f"llama.cpp cannot load {folder / 'model.gguf'}"
         self.vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
         self.info = llama_cpp.llama_print_system_info().decode().strip()
+        self.alone = None  # where prefill runs
 
-    def begin(self, prompts):
-        c, rows = self.c, len(prompts)
+    def open(self, rows, context, tokens):
+        """A context for rows, where one call computes up to so many tokens at once."""
+        c = self.c
         params = c.llama_context_default_params()
-        params.n_seq_max, params.n_ctx = rows, rows * self.context
-        params.n_batch = params.n_ubatch = max(256, rows * max(map(len, prompts)))
+        params.n_seq_max, params.n_ctx = rows, rows * context
+        params.n_batch = params.n_ubatch = max(256, tokens)
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = int(self.flash)
         params.no_perf = True
         state = argparse.Namespace(ctx=c.llama_init_from_model(self.model, params), rows=rows, past=0)
         assert state.ctx, "llama.cpp cannot make a context"
-        state.batch = c.llama_batch_init(rows * max(map(len, prompts)), 0, 1)
+        state.batch = c.llama_batch_init(tokens, 0, 1)
+        return state
+
+    def begin(self, prompts):
+        state = self.open(len(prompts), self.context, sum(map(len, prompts)))
         self.decode(state, prompts)
         return state
 
@@ -108,12 +115,11 @@ class LlamaCpp:
     def step(self, state):
         return self.decode(state, state.next)
 
-    def logits(self, prompt):
-        state = self.begin([prompt])
-        values = state.logits[0].copy()
-        self.c.llama_batch_free(state.batch)
-        self.c.llama_free(state.ctx)
-        return values
+    def prefill(self, prompt):
+        self.alone = self.alone or self.open(1, len(prompt), len(prompt))
+        self.c.llama_memory_clear(self.c.llama_get_memory(self.alone.ctx), True)
+        self.alone.past = 0
+        return self.decode(self.alone, [prompt]), self.alone.logits[0]
 
 
 class PyTorch:
@@ -129,11 +135,14 @@ class PyTorch:
         transformers.logging.set_verbosity_error()
         self.torch, self.transformers = torch, transformers
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-        self.info = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, attention: {self.model.config._attn_implementation}"
+        amx = " and AMX" if torch.cpu.get_capabilities().get("amx_bf16") else ""  # of oneDNN
+        self.info = f"{torch.backends.cpu.get_cpu_capability()}{amx}, {torch.get_num_threads()} threads, attention: {self.model.config._attn_implementation}"
+
+    def open(self):
+        return argparse.Namespace(cache=self.transformers.DynamicCache(config=self.model.config))
 
     def begin(self, prompts):
-        cache = self.transformers.DynamicCache(config=self.model.config)
-        state = argparse.Namespace(cache=cache)
+        state = self.open()
         self.decode(state, self.torch.tensor(prompts))
         return state
 
@@ -148,8 +157,9 @@ class PyTorch:
     def step(self, state):
         return self.decode(state, state.next)
 
-    def logits(self, prompt):
-        return self.begin([prompt]).logits[0].float().numpy()
+    def prefill(self, prompt):
+        state = self.open()
+        return self.decode(state, self.torch.tensor([prompt])), state.logits[0].float().numpy()
 
 
 def worker(engine, folder, threads, context):
@@ -168,10 +178,11 @@ def worker(engine, folder, threads, context):
     answer(dict(info=peer.info))
     for line in sys.stdin:
         request = json.loads(line)
-        if "logits" in request:
-            values = peer.logits(request["logits"])
+        if "prefill" in request:
+            seconds, logits = zip(*(peer.prefill(request["prefill"]) for _ in range(request["times"])))
+            values = logits[-1]
             ids = values.argsort()[::-1][:5]
-            answer(dict(ids=[int(i) for i in ids], values=[float(values[i]) for i in ids]))
+            answer(dict(seconds=seconds, ids=[int(i) for i in ids], values=[float(values[i]) for i in ids]))
             continue
         rows = len(request["prompts"])
         if rows not in states:
@@ -306,43 +317,44 @@ def check():
     return True
 
 
-def measure(engines, widths, prompt, vocab, rounds, steps):
-    """Seconds of a step by engine and width, a median for each round."""
+def measure(engines, widths, prompt, prefill, vocab, rounds, steps):
+    """Seconds of a step by engine and width, and of prefill, a median for each round."""
     prompts = [[(7919 * row + 104729 * i + 1) % vocab for i in range(prompt)] for row in range(max(widths))]
-    times = {name: {n: [] for n in widths} for name in engines}
+    # The first step after another engine's does not count.
+    requests = {n: dict(prompts=prompts[:n], steps=steps + 1) for n in widths} | {PREFILL: dict(prefill=prefill, times=2)}
+    times = {name: {what: [] for what in requests} for name in engines}
     names = list(engines)
     for n in widths:
         for name in names:
             print(f"\rprompts of {n} rows: {name:<30}", end="", file=sys.stderr)
             engines[name].ask(prompts=prompts[:n], steps=1)
     for i in range(rounds):
-        for n in widths:
+        for what, request in requests.items():
             for name in names:
-                print(f"\rround {i + 1} of {rounds}, {n} rows: {name:<30}", end="", file=sys.stderr)
-                # The first step after another engine's does not count.
-                seconds = engines[name].ask(prompts=prompts[:n], steps=steps + 1)["seconds"][1:]
-                times[name][n].append(statistics.median(seconds))
+                print(f"\rround {i + 1} of {rounds}, {what}: {name:<30}", end="", file=sys.stderr)
+                times[name][what].append(statistics.median(engines[name].ask(**request)["seconds"][1:]))
             names = names[1:] + names[:1]
     print(file=sys.stderr)
     return times
 
 
-def ratios(times, name, n):
+def ratios(times, name, what):
     """How often as long a peer takes as this engine, round by round."""
-    return [peer / ours for peer, ours in zip(times[name][n], times[OURS][n])]
+    return [peer / ours for peer, ours in zip(times[name][what], times[OURS][what])]
 
 
-def table(times, widths):
+def table(times, widths, prefill):
     lines = ["| engine | rows | ms per step | tok/s | speed-up over its serial step | its time ÷ ours [range over rounds] |", "|---|---|---|---|---|---|"]
     for name in times:
-        for n in widths:
-            seconds = statistics.median(times[name][n])
-            speedup = statistics.median(n * a / b for a, b in zip(times[name][widths[0]], times[name][n])) / widths[0]
-            beside = "–"
-            if name != OURS:
-                r = ratios(times, name, n)
+        for what in times[name]:
+            seconds, speedup, beside = statistics.median(times[name][what]), "–", "–"
+            rows, tokens = (f"prefill of {prefill}", prefill) if what == PREFILL else (what, what)
+            if what != PREFILL:
+                speedup = f"{statistics.median(what * a / b for a, b in zip(times[name][widths[0]], times[name][what])) / widths[0]:.2f}"
+            if name != OURS and OURS in times:
+                r = ratios(times, name, what)
                 beside = f"{statistics.median(r):.2f} [{min(r):.2f}, {max(r):.2f}]"
-            lines.append(f"| {name} | {n} | {1e3 * seconds:.1f} | {n / seconds:.1f} | {speedup:.2f} | {beside} |")
+            lines.append(f"| {name} | {rows} | {1e3 * seconds:.1f} | {tokens / seconds:.1f} | {speedup} | {beside} |")
     return "\n".join(lines)
 
 
@@ -357,10 +369,10 @@ def aims(times, widths):
     return "\n".join(lines)
 
 
-def agreement(engines, vocab, prompt):
+def agreement(engines, prompt):
     """Which tokens each engine thinks likeliest after one prompt: all must run the same model."""
-    ids = [(31 * i + 5) % vocab for i in range(prompt)]
-    return {name: e.ask(logits=ids) for name, e in engines.items()}
+    answers = {name: e.ask(prefill=prompt, times=1) for name, e in engines.items()}
+    return {name: dict(ids=a["ids"], values=a["values"]) for name, a in answers.items()}
 
 
 def machine():
@@ -423,6 +435,7 @@ def main():
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
     p.add_argument("--widths", type=int, nargs="+", default=[1, 2, 4, 8], help="rows of a decode step; the first is the one speed-ups refer to")
     p.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
+    p.add_argument("--prefill", type=int, default=512, help="tokens of the prompt whose prefill is timed")
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--steps", type=int, default=4, help="timed steps of each engine and width in a round")
     p.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
@@ -438,8 +451,8 @@ def main():
     if args.worker:
         engine, folder, context = args.worker
         return worker(engine, pathlib.Path(folder), args.threads, int(context))
-    if args.prompt * max(args.widths) > 256 or min(args.widths + [args.prompt, args.rounds, args.steps, args.threads]) < 1:
-        p.error("widths, prompt, rounds, steps and threads must be at least 1, and all prompts of one width at most 256 tokens together")
+    if min(args.widths + [args.prompt, args.prefill, args.rounds, args.steps, args.threads]) < 1:
+        p.error("widths, prompt, prefill, rounds, steps and threads must be at least 1")
     if len(set(args.widths)) < len(args.widths) or sum(args.widths) > 15:
         p.error("widths must differ, and be at most 15 rows together")
     if args.record is not None and not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", args.record):
@@ -456,17 +469,19 @@ def main():
     context = args.prompt + 4 + args.rounds * (args.steps + 1)
     context += -context % 64
     vocab = SHAPES[args.shape]["vocab_size"]
+    prefill = [(31 * i + 5) % vocab for i in range(args.prefill)]
+    step = max(args.prefill, args.prompt * max(args.widths))
     engines, busy = {}, Busy()
     try:
         for name in args.engines:
             print(f"loading {name}", file=sys.stderr)
             threads = ["--threads", str(args.threads)]
             if name == OURS:
-                engines[name] = Process([steps, "-checkpoint", folder, "-context", str(context), *threads])
+                engines[name] = Process([steps, "-checkpoint", folder, "-context", str(context), "-step-tokens", str(step), *threads])
             else:
                 engines[name] = Process([python, __file__, "--worker", name, folder, str(context), *threads])
-        top = agreement(engines, vocab, args.prompt)
-        times = measure(engines, args.widths, args.prompt, vocab, args.rounds, args.steps)
+        top = agreement(engines, prefill)
+        times = measure(engines, args.widths, args.prompt, prefill, vocab, args.rounds, args.steps)
     finally:
         for e in engines.values():
             e.close()
@@ -475,14 +490,14 @@ def main():
     results = dict(
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), command=["peers.py", *sys.argv[1:]],
         commit=commit(), machine=machine(), versions=pinned() | {"python": platform.python_version()}, shape=args.shape, config=SHAPES[args.shape],
-        threads=args.threads, others=others, prompt=args.prompt, steps=args.steps, engines=info, top5=top, seconds=times,
+        threads=args.threads, others=others, prompt=args.prompt, prefill=args.prefill, steps=args.steps, engines=info, top5=top, seconds=times,
     )
     m = results["machine"]
     text = "\n".join([
         f"{results['date']}, {m['cpu']}, {args.threads} threads of {m['cores']} cores ({m.get('flags', '')}), {m['system']} {m['kernel']}, commit {results['commit'][:12]}",
         "", f"{args.shape}, bf16 weights, prompts of {args.prompt} tokens, median of {args.rounds} rounds of {args.steps} steps: `{shlex.join(results['command'])}`",
-        "", table(times, args.widths), "", aims(times, args.widths),
-        "", "The likeliest tokens after one prompt: " + "; ".join(f"{name}: {t['ids']}" for name, t in top.items()) + ".",
+        "", table(times, args.widths, args.prefill), "", aims(times, args.widths),
+        "", f"The likeliest tokens after the prompt of {args.prefill}: " + "; ".join(f"{name}: {t['ids']}" for name, t in top.items()) + ".",
     ])
     print(text)
     if others is not None and others > QUIET:

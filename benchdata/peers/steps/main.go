@@ -1,4 +1,4 @@
-// Command steps times decode steps of this engine for the comparison with peers:
+// Command steps times decode steps and prefill of this engine for the comparison with peers:
 //
 //	steps -checkpoint DIR -threads N
 //
@@ -6,10 +6,11 @@
 // take turns between engines:
 //
 //	{"prompts": [[ids], ...], "steps": K}  → {"seconds": [K numbers]}
-//	{"logits": [ids]}                      → {"ids": [the 5 largest], "values": [theirs]}
+//	{"prefill": [ids], "times": K}         → {"seconds": [K numbers], "ids": [of the 5 largest logits], "values": [theirs]}
 //
 // The first request for a number of prompts feeds them; later ones go on with
-// the same sequences. It does not compare anything: the driver does.
+// the same sequences. A prefill is one step of a new sequence, up to the logits
+// of its last token. It does not compare anything: the driver does.
 package main
 
 import (
@@ -31,17 +32,18 @@ import (
 )
 
 const (
-	sequences  = 16 // 1 + 2 + 4 + 8, and one for the logits
-	blockSize  = 16
-	stepTokens = 256
+	decoding  = 15 // sequences that go on: 1 + 2 + 4 + 8
+	sequences = decoding + 1
+	blockSize = 16
 )
 
 func main() {
 	checkpoint := flag.String("checkpoint", "", "model, `DIR|random:NAME`")
 	threads := flag.Int("threads", runtime.GOMAXPROCS(0), "workers")
-	maxContext := flag.Int("context", 512, "positions of one sequence")
+	maxContext := flag.Int("context", 512, "positions of a sequence that goes on")
+	stepTokens := flag.Int("step-tokens", 512, "tokens of one step, and of a prefill")
 	flag.Parse()
-	if err := run(*checkpoint, *threads, *maxContext, os.Stdin, os.Stdout); err != nil {
+	if err := run(*checkpoint, *threads, *maxContext, *stepTokens, os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "steps:", err)
 		os.Exit(1)
 	}
@@ -51,7 +53,8 @@ func main() {
 type request struct {
 	Prompts [][]int32 `json:"prompts"`
 	Steps   int       `json:"steps"`
-	Logits  []int32   `json:"logits"`
+	Prefill []int32   `json:"prefill"`
+	Times   int       `json:"times"`
 }
 
 type response struct {
@@ -68,7 +71,7 @@ type server struct {
 	next   map[int][][1]int32
 }
 
-func run(checkpoint string, threads, maxContext int, in io.Reader, out io.Writer) (err error) {
+func run(checkpoint string, threads, maxContext, stepTokens int, in io.Reader, out io.Writer) (err error) {
 	ck, err := model.Open(checkpoint)
 	if err != nil {
 		return err
@@ -79,16 +82,18 @@ func run(checkpoint string, threads, maxContext int, in io.Reader, out io.Writer
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
-	blocks := sequences * ((maxContext + blockSize - 1) / blockSize)
+	blocksFor := func(positions int) int { return (positions + blockSize - 1) / blockSize }
+	blocks := decoding*blocksFor(maxContext) + blocksFor(stepTokens)
+	longest := max(maxContext, stepTokens)
 	net, err := model.Load(ck, b, model.Size{
-		Sequences: sequences, Context: maxContext, StepTokens: stepTokens, KVBlocks: blocks, KVBlockSize: blockSize,
+		Sequences: sequences, Context: longest, StepTokens: stepTokens, KVBlocks: blocks, KVBlockSize: blockSize,
 	})
 	if err != nil {
 		return err
 	}
 	s := &server{net: net, groups: make(map[int]*engine.Batch), next: make(map[int][][1]int32)}
 	s.engine = engine.NewWith(net, engine.Limits{
-		MaxSequences: sequences, MaxContext: maxContext, MaxStepTokens: stepTokens,
+		MaxSequences: sequences, MaxContext: longest, MaxStepTokens: stepTokens,
 		Vocab: ck.Config.Vocab, KVBlockSize: blockSize, KVBlocks: blocks,
 	})
 	defer func() { err = errors.Join(err, s.engine.Close()) }()
@@ -115,11 +120,11 @@ func run(checkpoint string, threads, maxContext int, in io.Reader, out io.Writer
 }
 
 func (s *server) serve(req *request) (response, error) {
-	if len(req.Logits) > 0 {
-		return s.logits(req.Logits)
-	}
-	if len(req.Prompts) == 0 || req.Steps < 1 {
-		return response{}, errors.New("request: give prompts and steps, or logits")
+	switch {
+	case len(req.Prefill) > 0 && req.Times > 0:
+		return s.prefill(req.Prefill, req.Times)
+	case len(req.Prompts) == 0 || req.Steps < 1:
+		return response{}, errors.New("request: give prompts and steps, or prefill and times")
 	}
 	rows := len(req.Prompts)
 	if s.groups[rows] == nil {
@@ -165,16 +170,23 @@ func (s *server) step(batch *engine.Batch) error {
 	return nil
 }
 
-// logits runs a prompt, and names the tokens that may follow it.
-func (s *server) logits(prompt []int32) (response, error) {
-	seq, err := s.engine.NewSequence()
-	if err != nil {
-		return response{}, err
-	}
-	defer seq.Close()
-	err = s.engine.Step(context.Background(), &engine.Batch{Rows: []engine.Row{{Seq: seq, Tokens: prompt, Prompt: true, Sample: true}}})
-	if err != nil {
-		return response{}, err
+// prefill runs a prompt from an empty sequence, a number of times, and names the
+// tokens that may follow it.
+func (s *server) prefill(prompt []int32, times int) (response, error) {
+	var r response
+	for range times {
+		seq, err := s.engine.NewSequence()
+		if err != nil {
+			return response{}, err
+		}
+		batch := &engine.Batch{Rows: []engine.Row{{Seq: seq, Tokens: prompt, Prompt: true, Sample: true}}}
+		start := time.Now()
+		err = s.engine.Step(context.Background(), batch)
+		r.Seconds = append(r.Seconds, time.Since(start).Seconds())
+		seq.Close()
+		if err != nil {
+			return response{}, err
+		}
 	}
 	values := make([]float32, s.engine.Limits().Vocab)
 	if err := s.net.Logits(values, 0); err != nil {
@@ -193,7 +205,7 @@ func (s *server) logits(prompt []int32) (response, error) {
 		}
 		return a - b
 	})
-	r := response{IDs: ids[:5]}
+	r.IDs = ids[:5]
 	for _, id := range r.IDs {
 		r.Values = append(r.Values, values[id])
 	}
