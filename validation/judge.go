@@ -1,8 +1,6 @@
 package validation
 
 import (
-	"cmp"
-	"fmt"
 	"math"
 	"slices"
 
@@ -28,6 +26,7 @@ type Judgement struct {
 	Control       Spread         // serial against serial, of this criterion or of the session
 	ControlCheck  stats.Decision // on it
 	Checks        []stats.Check  // the other rules of validity
+	Elsewhere     []Elsewhere    // the ratio at other speeds; nil where no verdict hangs on it
 	Account       *Account       // of the missing ratio; nil without a ceiling
 	Hint          string         // on FAIL: the likely cause, and what to do
 }
@@ -98,81 +97,11 @@ func (j *Judgement) verdict(ratios []float64) (Verdict, string) {
 	case d.Verdict == Inconclusive:
 		return d.Verdict, d.Reason + j.timeUp()
 	}
+	j.Elsewhere = j.elsewhere()
 	if why := j.otherSpeed(); why != "" {
 		return Inconclusive, why
 	}
 	return d.Verdict, d.Reason
-}
-
-// sameSpeed is how far the speeds of two blocks may lie apart and count as one.
-const sameSpeed = 1.1
-
-// otherSpeed says why a verdict may not hold at every speed of the memory that the
-// session met; "" if it does. The slowest and the fastest block of the session do
-// not count.
-func (j *Judgement) otherSpeed() string {
-	rec, d := j.Record, &j.Decision
-	speeds := slices.Sorted(slices.Values(rec.speeds))
-	if rec.Criterion.Lower() || rec.Rules.Against == AgainstCeiling || d.Verdict == Measured || len(speeds) < 4 || !known(j.Ceiling) {
-		return ""
-	}
-	goal, _ := rec.goal()
-	for _, speed := range []float64{speeds[1], speeds[len(speeds)-2]} {
-		if math.Abs(math.Log(speed/j.Bandwidth)) < math.Log(sameSpeed) {
-			continue
-		}
-		there, how := j.at(speed)
-		if (there >= goal.Value) != (d.Verdict == Pass) {
-			return fmt.Sprintf("%s at %.1f GB/s of reads (%s), but the machine also ran at %.1f GB/s in this session, where the ratio %s %.2f: it has no one speed to judge at",
-				d.Verdict, j.Bandwidth/1e9, d.Reason, speed/1e9, how, there)
-		}
-	}
-	return ""
-}
-
-// at is the ratio at another speed of the memory, and how it is known. Of those
-// blocks alone that ran at about that speed or further away from the middle, it is
-// the one-sided 95 % bound of the median on the side of the target. Where they are
-// too few to have one, all blocks are moved there from the speed that each ran at,
-// as far towards the target as [Roofline.moved] has it, and it is their median: for
-// a PASS the serial arm's least time over the batch arm's most, for a FAIL the
-// serial arm's most over the batch arm's least.
-//
-// In the ten recorded sessions of two EPYC cores (benchdata/runs), whose reads went at
-// some 33 or 56 GB/s, the ratios at either speed were estimated from those at the
-// other, within each session and, where five blocks ran at each, from one session to
-// another: 80 times. What was measured was never beyond the estimate, which was too
-// far by 1.5 % at least, 4.7 % at the median and 11.8 % at most. With the least change
-// in both arms it would have been beyond 16 times, by up to 1.4 %; with ceilings in
-// place of times, always, by up to 21.5 %.
-func (j *Judgement) at(speed float64) (ratio float64, how string) {
-	rec, r := j.Record, j.Record.Roofline
-	var there, moved []float64
-	for _, b := range rec.Kept() {
-		reference, run, rate := b.Run(ArmSerial), b.Run(ArmBatch), cmp.Or(meanRate(b.Probes), j.Bandwidth)
-		if reference == nil || run == nil {
-			continue
-		}
-		if speed > j.Bandwidth && rate > speed/sameSpeed || speed < j.Bandwidth && rate < speed*sameSpeed {
-			there = append(there, rec.Criterion.Ratio(reference, run))
-		}
-		serialLeast, serialMost := r.moved(r.Serial, float64(reference.ElapsedNS)/1e9, rate, speed)
-		batchLeast, batchMost := r.moved(r.Batch, float64(run.ElapsedNS)/1e9, rate, speed)
-		if j.Decision.Verdict == Pass {
-			moved = append(moved, serialLeast/batchMost)
-		} else {
-			moved = append(moved, serialMost/batchLeast)
-		}
-	}
-	rank := stats.Rank(len(there), confidence)
-	if rank < 1 {
-		return stats.Median(moved), "is estimated at"
-	}
-	slices.Sort(there)
-	if j.Decision.Verdict == Pass {
-		return there[rank-1], "has its bound at"
-	}
-	return there[len(there)-rank], "has its bound at"
 }
 
 func (j *Judgement) timeUp() string {

@@ -90,24 +90,10 @@ func (x *Experiment) Run(ctx context.Context) (*Record, error) {
 		if x.timeUp(rec, x.Now().Sub(x.begun)) {
 			break
 		}
-		started := x.Now()
-		for _, w := range x.Watchers {
-			w.Begin()
-		}
-		runs, probes, problems, err := x.block(ctx, blockName(len(rec.Blocks)), x.requests(), order[slot])
-		b := Block{Index: slot, Started: started, Probes: probes, Arms: runs}
-		for _, w := range x.Watchers {
-			b.Readings = append(b.Readings, w.End()...)
-		}
-		if err == nil {
-			rec.Blocks = append(rec.Blocks, b)
-			problems = append(problems, checkPrompts(rec)...)
-		}
-		if done, err := x.stop(ctx, rec, problems, err); done {
+		if done, err := x.measure(ctx, rec, &rec.Blocks, blockName(len(rec.Blocks)), slot, order[slot]); done {
 			return rec, err
 		}
-		x.keep(rec)
-		if why := x.Rules.disturbed(b.Readings); why != "" {
+		if why := x.Rules.disturbed(rec.Blocks[len(rec.Blocks)-1].Readings); why != "" {
 			next := "measured again"
 			if rec.hopeless() {
 				next = "too many are, given up"
@@ -127,6 +113,29 @@ func (x *Experiment) Run(ctx context.Context) (*Record, error) {
 	}
 	x.keep(rec)
 	return rec, nil
+}
+
+// measure adds a block to a list of the record, with what the watchers read. Done
+// says that the measurement ends here.
+func (x *Experiment) measure(ctx context.Context, rec *Record, blocks *[]Block, where string, slot int, order []int) (done bool, err error) {
+	b := Block{Index: slot, Started: x.Now()}
+	for _, w := range x.Watchers {
+		w.Begin()
+	}
+	var problems []Problem
+	b.Arms, b.Probes, problems, err = x.block(ctx, where, x.requests(), order)
+	for _, w := range x.Watchers {
+		b.Readings = append(b.Readings, w.End()...)
+	}
+	if err == nil {
+		*blocks = append(*blocks, b)
+		problems = append(problems, checkPrompts(rec)...)
+	}
+	if done, err := x.stop(ctx, rec, problems, err); done {
+		return true, err
+	}
+	x.keep(rec)
+	return false, nil
 }
 
 // warmUp runs the blocks before the measured ones: as many as were asked for,

@@ -211,12 +211,14 @@ func (b *Block) Run(arm string) *ArmRun {
 
 // Ratios are the ratios of an arm to the serial arm, one for each undisturbed
 // block that has both.
-func (r *Record) Ratios(arm string) []float64 {
+func (r *Record) Ratios(arm string) []float64 { return r.Criterion.ratios(r.Kept(), arm) }
+
+func (c Criterion) ratios(blocks []*Block, arm string) []float64 {
 	var ratios []float64
-	for _, b := range r.Kept() {
+	for _, b := range blocks {
 		reference, run := b.Run(ArmSerial), b.Run(arm)
 		if reference != nil && run != nil {
-			ratios = append(ratios, r.Criterion.Ratio(reference, run))
+			ratios = append(ratios, c.Ratio(reference, run))
 		}
 	}
 	return ratios
