@@ -96,7 +96,9 @@ func assertCriterion(t *testing.T, c Criterion) {
 	}
 	if c.Family == FamilyThroughput {
 		t.Parallel() // goes on when the other levels have been measured, too
-		j = session.Final(j, t.Output())
+		if j, err = session.Final(j, t.Output()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	assertVerdict(t, j)
 }

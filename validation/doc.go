@@ -163,6 +163,14 @@
 // (see Judgement.at). Speeds within a tenth count as one. This can only withhold a
 // verdict, and it knows no speed that the session did not meet.
 //
+// Where such an estimate alone withholds verdicts, blocks are added once all levels
+// have been measured, to each of these criteria in turn, until enough ran at that
+// speed to have a bound there (five). It is given up when none of the last five
+// counts, or what is left of -time-limit cannot suffice. Added blocks show the ratio
+// at that speed and nothing else, neither to the plan's decision nor to any other
+// number; when to stop follows from speeds, disturbance and time, never from a ratio.
+// -test-runs adds none.
+//
 // # The ceiling
 //
 // The model's shape tells the bytes and the arithmetic of every step; with the

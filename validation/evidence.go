@@ -111,13 +111,16 @@ func checkPrompts(r *Record) []Problem {
 	return problems
 }
 
-// each visits warm-up and measured blocks in run order.
+// each visits warm-up, measured and added blocks in run order.
 func (r *Record) each(visit func(where string, b *Block)) {
 	for i := range r.WarmupBlocks {
 		visit(fmt.Sprintf("warm-up %d", i+1), &r.WarmupBlocks[i])
 	}
 	for i := range r.Blocks {
 		visit(blockName(i), &r.Blocks[i])
+	}
+	for i := range r.OtherSpeed {
+		visit("added "+blockName(i), &r.OtherSpeed[i])
 	}
 }
 

@@ -184,10 +184,15 @@ func (g *gate) run(t *testing.T, seed uint64) (latency, throughput *Judgement) {
 	if !g.lone {
 		latency = Judge(first)
 	}
-	second, err := experiment(ThroughputCriterion(gateRows), first.control()).Run(t.Context())
+	x := experiment(ThroughputCriterion(gateRows), first.control())
+	second, err := x.Run(t.Context())
 	require.NoError(t, err)
 	session := &Results{Criteria: []*Record{first, second}}
 	session.shareSpeeds()
+	if e := (&extension{x: x, rec: second, speeds: Judge(second).unmeasured()}); len(e.speeds) > 0 {
+		extend(t.Context(), []*extension{e}, noLimit)
+		require.NoError(t, e.err)
+	}
 	return latency, Judge(second)
 }
 

@@ -255,16 +255,22 @@ func (j *Judgement) view() report.Criterion {
 	}
 	for i := range rec.Blocks {
 		b := &rec.Blocks[i]
-		serial, batch, control := b.Run(ArmSerial), b.Run(ArmBatch), b.Run(ArmControl)
-		if serial == nil || batch == nil {
-			continue
+		why := rec.Rules.disturbed(b.Readings)
+		if why != "" {
+			why = "disturbed: " + why
 		}
-		block := report.Block{Number: i + 1, First: b.Arms[0].Arm, Ratio: rec.Criterion.Ratio(serial, batch), Control: math.NaN(),
-			Disturbed: rec.Rules.disturbed(b.Readings)}
-		if control != nil {
-			block.Control = rec.Criterion.Ratio(serial, control)
+		addBlock(&c, rec, b, why)
+	}
+	for i := range rec.OtherSpeed {
+		b := &rec.OtherSpeed[i]
+		why := fmt.Sprintf("added, at %.1f GB/s of reads", meanRate(b.Probes)/1e9)
+		if disturbed := rec.Rules.disturbed(b.Readings); disturbed != "" {
+			why += ", disturbed: " + disturbed
 		}
-		c.Blocks = append(c.Blocks, block)
+		addBlock(&c, rec, b, why)
+	}
+	if c.Added = j.addedText(); c.Added != "" {
+		c.Added += j.bySpeed()
 	}
 	for _, name := range []string{ArmSerial, ArmBatch} {
 		arm := report.Arm{Name: name}
@@ -280,6 +286,18 @@ func (j *Judgement) view() report.Criterion {
 	}
 	c.Missing = j.missing()
 	return c
+}
+
+func addBlock(c *report.Criterion, rec *Record, b *Block, leftOut string) {
+	serial, batch, control := b.Run(ArmSerial), b.Run(ArmBatch), b.Run(ArmControl)
+	if serial == nil || batch == nil {
+		return
+	}
+	block := report.Block{Number: len(c.Blocks) + 1, First: b.Arms[0].Arm, Ratio: rec.Criterion.Ratio(serial, batch), Control: math.NaN(), LeftOut: leftOut}
+	if control != nil {
+		block.Control = rec.Criterion.Ratio(serial, control)
+	}
+	c.Blocks = append(c.Blocks, block)
 }
 
 func addRequest(arm *report.Arm, r *RequestRun) {

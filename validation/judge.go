@@ -101,7 +101,7 @@ func (j *Judgement) verdict(ratios []float64) (Verdict, string) {
 	if why := j.otherSpeed(); why != "" {
 		return Inconclusive, why
 	}
-	return d.Verdict, d.Reason
+	return d.Verdict, d.Reason + j.bySpeed()
 }
 
 func (j *Judgement) timeUp() string {

@@ -39,16 +39,17 @@ type Experiment struct {
 
 	begun   time.Time
 	probing time.Duration // spent on probes
+	lasted  time.Duration // the last block did
 }
 
 // ErrInterrupted ends a measurement whose context ended; what it measured is kept.
 type ErrInterrupted struct {
-	Done, Planned int
-	Cause         error
+	Done  string // such as "3 of 6 blocks"
+	Cause error
 }
 
 func (e *ErrInterrupted) Error() string {
-	return fmt.Sprintf("interrupted after %d of %d blocks (%v); what was measured is kept", e.Done, e.Planned, e.Cause)
+	return fmt.Sprintf("interrupted after %s (%v); what was measured is kept", e.Done, e.Cause)
 }
 
 func (e *ErrInterrupted) Unwrap() error { return e.Cause }
@@ -72,7 +73,7 @@ func (x *Experiment) Run(ctx context.Context) (*Record, error) {
 	if rec.Plan, rec.ControlPlan, rec.Planned, err = planFor(x.Criterion, &x.Rules, x.Runs); err != nil {
 		return rec, err
 	}
-	if err := x.Prompts.Enough((x.Warmups + extraWarmups + rec.Planned + rec.allowance() + 1) * x.Criterion.Concurrent); err != nil {
+	if err := x.Prompts.Enough((x.Warmups + extraWarmups + rec.Planned + rec.allowance() + 1 + x.mayAdd()) * x.Criterion.Concurrent); err != nil {
 		return rec, err
 	}
 	x.keep(rec)
@@ -127,6 +128,7 @@ func (x *Experiment) measure(ctx context.Context, rec *Record, blocks *[]Block, 
 	for _, w := range x.Watchers {
 		b.Readings = append(b.Readings, w.End()...)
 	}
+	x.lasted = x.Now().Sub(b.Started)
 	if err == nil {
 		*blocks = append(*blocks, b)
 		problems = append(problems, checkPrompts(rec)...)
@@ -264,7 +266,7 @@ func severity(err error) int {
 func (x *Experiment) stop(ctx context.Context, rec *Record, problems []Problem, err error) (bool, error) {
 	switch {
 	case ctx.Err() != nil:
-		err = &ErrInterrupted{Done: len(rec.Kept()), Planned: rec.Planned, Cause: context.Cause(ctx)}
+		err = &ErrInterrupted{Done: fmt.Sprintf("%d of %d blocks", len(rec.Kept()), rec.Planned), Cause: context.Cause(ctx)}
 	case err == nil && len(problems) == 0:
 		return false, nil
 	}

@@ -54,8 +54,9 @@ type Record struct {
 	Roofline     *Roofline  `json:"roofline,omitempty"`
 	Control      *Control   `json:"session_control,omitempty"` // of the session, for a criterion without a control arm
 	WarmupBlocks []Block    `json:"warmup_blocks"`
-	Blocks       []Block    `json:"blocks"`            // as measured, disturbed ones included
-	TimeUp       bool       `json:"time_up,omitempty"` // ended by -time-limit
+	Blocks       []Block    `json:"blocks"`                       // as measured, disturbed ones included
+	OtherSpeed   []Block    `json:"other_speed_blocks,omitempty"` // added for the ratio at another speed alone, see ranAt; disturbed ones included
+	TimeUp       bool       `json:"time_up,omitempty"`            // ended by -time-limit
 	Problems     []Problem  `json:"problems,omitempty"`
 
 	speeds []float64 // bandwidths of all blocks of the session, see shareSpeeds
@@ -79,12 +80,14 @@ func (r *Record) control() *Control {
 	return r.Control
 }
 
-// Kept are the blocks that stand: those not disturbed, in run order.
-func (r *Record) Kept() []*Block {
-	kept := make([]*Block, 0, len(r.Blocks))
-	for i := range r.Blocks {
-		if len(r.Rules.QuietLimits.Disturbing(r.Blocks[i].Readings)) == 0 {
-			kept = append(kept, &r.Blocks[i])
+// Kept are the blocks of the plan that stand: those not disturbed, in run order.
+func (r *Record) Kept() []*Block { return r.undisturbed(r.Blocks) }
+
+func (r *Record) undisturbed(blocks []Block) []*Block {
+	kept := make([]*Block, 0, len(blocks))
+	for i := range blocks {
+		if len(r.Rules.QuietLimits.Disturbing(blocks[i].Readings)) == 0 {
+			kept = append(kept, &blocks[i])
 		}
 	}
 	return kept
@@ -112,7 +115,7 @@ func (r *Record) bandwidths() []float64 {
 }
 
 // shareSpeeds tells each record of a session how fast the memory was in all of
-// them.
+// them. Added blocks do not count: a question may not change while it is answered.
 func (r *Results) shareSpeeds() {
 	var all []float64
 	for _, rec := range append(slices.Clone(r.Criteria), r.Control) {

@@ -10,9 +10,7 @@ import (
 // Print writes a judgement for people: what came out, then what it rests on.
 func (j *Judgement) Print(w io.Writer) {
 	c := j.Record.Criterion
-	p := func(label, format string, args ...any) {
-		fmt.Fprintf(w, "  %-10s %s\n", label, fmt.Sprintf(format, args...))
-	}
+	p := func(label, format string, args ...any) { printLine(w, label, fmt.Sprintf(format, args...)) }
 	fmt.Fprintf(w, "%s: %s (%s)\n", c, j.Verdict, j.Reason)
 	if known(j.Ratio.Median) {
 		p("ratio", "%.3f, median of %d blocks (min %.3f, max %.3f); %s", j.Ratio.Median, len(j.Record.Ratios(ArmBatch)), j.Ratio.Min, j.Ratio.Max, j.boundText())
@@ -40,6 +38,9 @@ func (j *Judgement) Print(w io.Writer) {
 			p("quiet", "%s", c.Reason)
 		}
 	}
+	if text := j.addedText(); text != "" {
+		p("added", "%s", text)
+	}
 	for _, problem := range j.Problems {
 		if problem.String() != j.Reason {
 			p("problem", "%s", problem)
@@ -49,6 +50,8 @@ func (j *Judgement) Print(w io.Writer) {
 		p("cause", "%s", j.Hint)
 	}
 }
+
+func printLine(w io.Writer, label, text string) { fmt.Fprintf(w, "  %-10s %s\n", label, text) }
 
 func (j *Judgement) boundText() string {
 	d := &j.Decision

@@ -165,8 +165,8 @@ func TestEstimateOfBlocks(t *testing.T) {
 		_, batch := rec.Roofline.moved(rec.Roofline.Batch, run(ArmBatch), from, 40e9)
 		return serial / batch
 	}
-	ratio, measured := j.at(40e9)
-	require.False(t, measured)
-	require.InDelta(t, moved(j.Bandwidth), ratio, 1e-9, "the middle one of seven")
+	e := j.at(40e9)
+	require.False(t, e.Measured)
+	require.InDelta(t, moved(j.Bandwidth), e.Ratio, 1e-9, "the middle one of seven")
 	require.NotEqual(t, moved(10e9), moved(20e9))
 }

@@ -27,7 +27,9 @@ type Session struct {
 	announced  bool // the results directory
 	looked     bool // at what else the machine does
 
-	finals   sync.Mutex
+	finals     sync.Mutex
+	extensions []*extension // of the criteria measured, on the model that is loaded; see Final
+
 	probesOf func(backend.Backend) Probes
 	tune     func(*Rules) // by tests
 
@@ -129,6 +131,7 @@ func (s *Session) unload() error {
 	}
 	stand := s.stand
 	s.stand = nil
+	s.extensions = nil // their arms end with it
 	return stand.Close()
 }
 
@@ -174,27 +177,60 @@ func (s *Session) Measure(c Criterion, out io.Writer) (*Judgement, error) {
 	j := Judge(rec)
 	s.judgements = append(s.judgements, j)
 	j.Print(log)
+	if err == nil && o.TestRuns == 0 { // else: exactly so many blocks
+		x.Keep = func(*Record) { s.keep() }
+		s.extensions = append(s.extensions, &extension{x: x, rec: rec})
+	}
 	return j, err
 }
 
 // Final judges a criterion again when others have been measured after it, whose
-// blocks may have met the machine at another speed, and says what has changed.
-// Safe for concurrent use, once everything has been measured.
-func (s *Session) Final(first *Judgement, out io.Writer) *Judgement {
+// blocks may have met the machine at another speed, and says what has changed. The
+// first call also goes on with all that an estimate alone withholds. Safe for
+// concurrent use, once everything has been measured.
+func (s *Session) Final(first *Judgement, out io.Writer) (*Judgement, error) {
 	s.finals.Lock()
 	defer s.finals.Unlock()
 	s.results.shareSpeeds()
+	s.extend()
 	j := Judge(first.Record)
-	if j.Verdict != first.Verdict {
+	if j.Verdict != first.Verdict || j.Reason != first.Reason {
 		log := io.MultiWriter(out, s.store.Log(logName(j.Record.Criterion)))
 		fmt.Fprintf(log, "%s: now %s (%s)\n", j.Record.Criterion, j.Verdict, j.Reason)
+		if j.Hint != "" && first.Hint == "" {
+			printLine(log, "cause", j.Hint)
+		}
 	}
 	for i := range s.judgements {
 		if s.judgements[i].Record == j.Record {
 			s.judgements[i] = j
 		}
 	}
-	return j
+	for _, e := range s.extensions {
+		if e.rec == j.Record {
+			return j, e.err
+		}
+	}
+	return j, nil
+}
+
+// extend adds the blocks that verdicts lack at other speeds, once for each.
+func (s *Session) extend() {
+	var all []*extension
+	for _, e := range s.extensions {
+		if e.begun {
+			continue
+		}
+		e.begun = true
+		if e.speeds = Judge(e.rec).unmeasured(); len(e.speeds) > 0 {
+			all = append(all, e)
+		}
+	}
+	if len(all) > 0 {
+		extend(s.ctx, all, s.left)
+		s.results.Interrupted = s.ctx.Err() != nil
+		s.keep()
+	}
 }
 
 // experiment is what all criteria have in common.

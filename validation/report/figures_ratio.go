@@ -123,20 +123,20 @@ func blocks(v *View) *figure {
 		Legend: []key{dotKey("batch hollow", "serial arm first"), dotKey("batch fill", "batch or control arm first"),
 			lineKey("target", "target"), lineKey("batch", "median")},
 	}
-	long := table{Text: 1, Prose: true, Head: []string{"criterion", "ran first", "block", "ratio", "control", "disturbed by"}}
-	controls, disturbed := false, false
+	long := table{Text: 1, Prose: true, Head: []string{"criterion", "ran first", "block", "ratio", "control", "left out"}}
+	controls, leftOut := false, false
 	for _, c := range rows {
 		for _, b := range c.Blocks {
-			long.Rows = append(long.Rows, []string{c.Name, b.First, fmt.Sprint(b.Number), ratio(b.Ratio), ratio(b.Control), b.Disturbed})
+			long.Rows = append(long.Rows, []string{c.Name, b.First, fmt.Sprint(b.Number), ratio(b.Ratio), ratio(b.Control), b.LeftOut})
 			controls = controls || known(b.Control)
-			disturbed = disturbed || b.Disturbed != ""
+			leftOut = leftOut || b.LeftOut != ""
 		}
 	}
 	if controls {
 		f.Legend = append(f.Legend, keyOf("control", func(d *drawing) { d.cross("control", 13, 7, "") }))
 	}
-	if disturbed {
-		f.Legend = append(f.Legend, dotKey("lost", "disturbed, does not count"))
+	if leftOut {
+		f.Legend = append(f.Legend, dotKey("lost", "left out of the ratio"))
 	}
 	f.Tables = []table{long}
 	return f.draw(func(d *drawing) {
@@ -165,7 +165,7 @@ func blocks(v *View) *figure {
 				if b.First == "serial" {
 					class = "batch hollow"
 				}
-				if b.Disturbed != "" {
+				if b.LeftOut != "" {
 					class = "lost"
 				}
 				d.dot(class, x, p.Y.at(b.Ratio), 4, fmt.Sprintf("block %d, %s arm first: %s", b.Number, b.First, ratio(b.Ratio)))

@@ -123,6 +123,11 @@ func Markdown(v *View) []byte {
 		p("\nBlocking run: %d decode tokens issued, %d useful, waste %.4f.", b.Issued, b.Useful, b.Waste)
 	}
 	p("\n\n- model: %s\n- machine: %s\n- run: %s\n", Escape(v.Model), Escape(v.Machine), Escape(v.when()))
+	for i := range v.Criteria {
+		if c := &v.Criteria[i]; c.Added != "" {
+			p("- %s: %s\n", Escape(c.Name), Escape(c.Added))
+		}
+	}
 	for _, d := range v.Deviations {
 		p("- not as specified: %s\n", Escape(d))
 	}

@@ -37,6 +37,7 @@ type Criterion struct {
 	Reason  string
 	Cause   string   // of a FAIL, and what to do
 	Notes   []string // further reasons
+	Added   string   // what blocks beyond the plan show; "" without any
 
 	AtMost       bool    // the target is an upper limit
 	Target       float64 // NaN: there is no rule
@@ -62,11 +63,11 @@ func (c *Criterion) Ruled() bool { return known(c.Target) }
 
 // Block is one interleaved measurement.
 type Block struct {
-	Number    int    // from 1
-	First     string // the arm that ran first
-	Ratio     float64
-	Control   float64 // the ratio of an arm to itself; NaN: there was none
-	Disturbed string  // why the block does not count; "" if it does
+	Number  int    // from 1
+	First   string // the arm that ran first
+	Ratio   float64
+	Control float64 // the ratio of an arm to itself; NaN: there was none
+	LeftOut string  // why the block is left out of the criterion's ratio; "" if it is not
 }
 
 // Missing leads from the ideal ratio, one for each request, by the ceiling down

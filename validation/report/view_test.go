@@ -75,7 +75,7 @@ func sample() *View {
 	}}
 	c = add("throughput, 8 concurrent", 8, 4.5, 4.52, 4.9, inconclusive)
 	c.Lower, c.Upper = 0, math.Inf(1)
-	c.Blocks[3].Disturbed = "steal time 12 %"
+	c.Blocks[3].LeftOut, c.Added = "disturbed: steal time 12 %", "1 block beyond the plan"
 	add("throughput, 3 concurrent", 3, math.NaN(), 2.5, 2.9, "MEASURED")
 
 	v.Sweep = &Sweep{Model: "random:llama-3.2-1b", Knee: 4, KneeEfficiency: 0.8}
