@@ -47,47 +47,52 @@ func linearConfig(rows, pairs int) *byte { return &linearConfigs[rows-1][pairs-1
 const (
 	amxGroup = 2 * amxRows // rows whose sums the tiles hold
 	amxBlock = 256         // pairs: 32 KB of a panel, in L1 for all groups
-	// Bytes ahead that weights are fetched for a single group, which waits for memory
-	// alone: on a Xeon (Granite Rapids) the best of 2 to 64 KB, by up to 4 %.
-	amxAhead = 3 << 10
 )
 
 // dotsAMX multiplies any number of rows. Of 16 pairs it sums the first products and the
 // second ones by themselves, then adds the two, and the result to the sum. A block of
 // inputs stays in L2 for all panels.
-func dotsAMX(rows int, acc *float32, begun bool, w *byte, x *float32, stride, pairs, panels, _ int, _ uintptr, step int) {
-	block, ahead := pairs/amxPairs*amxPairs, amxAhead
+func dotsAMX(rows int, acc *float32, begun bool, w *byte, x *float32, stride, pairs, panels, near int, next uintptr, step int) {
+	c := amxCall{rows: rows, panel: pairs * pairBytes, stride: stride, panels: panels}
+	block := pairs / amxPairs * amxPairs
+	c.near, c.far = near, int(next-uintptr(unsafe.Pointer(w)))
 	if rows > amxGroup {
-		block, ahead = amxBlock, pairs*pairBytes
+		block, c.near, c.far = amxBlock, 0, c.panel
 	}
-	lines := step * amxPairs / lineBytes * amxGroup / max(rows, amxGroup)
+	// What is ahead is fetched by all groups between them.
+	c.lines = step * amxPairs / lineBytes * amxGroup / max(rows, amxGroup)
 	for pair := 0; pair < pairs; {
 		// The last pairs are fewer than a tile's.
-		size := min(max(min(block, pairs-pair)/amxPairs, 1)*amxPairs, pairs-pair)
-		begun := begun || pair > 0
-		dotBlocks(rows, acc, begun, unsafe.Add(unsafe.Pointer(w), pair*pairBytes), pairs*pairBytes, unsafe.Add(unsafe.Pointer(x), 4*pair), stride, size, panels, ahead, lines)
-		pair += size
+		n := min(max(min(block, pairs-pair)/amxPairs, 1)*amxPairs, pairs-pair)
+		c.multiply(acc, begun || pair > 0, unsafe.Add(unsafe.Pointer(w), pair*pairBytes), unsafe.Add(unsafe.Pointer(x), 4*pair), n)
+		pair += n
 	}
 }
 
-// dotBlocks does some pairs: blocks of 16, or less than one.
-func dotBlocks(rows int, acc *float32, begun bool, w unsafe.Pointer, panel int, x unsafe.Pointer, stride, pairs, panels, ahead, lines int) {
+// amxCall is what the calls for a product have in common.
+type amxCall struct {
+	rows, stride     int // of the inputs, see dots
+	panels, panel    int // bytes of one
+	near, far, lines int
+}
+
+// multiply does n pairs: blocks of 16, or less than one.
+func (c *amxCall) multiply(acc *float32, begun bool, w, x unsafe.Pointer, n int) {
 	const row = 4 * panelOutputs
-	blocks := max(pairs/amxPairs, 1)
-	groups, rest := rows/amxGroup, rows%amxGroup
-	pairs = min(pairs, amxPairs)
+	pairs, blocks, size := min(n, amxPairs), max(n/amxPairs, 1), c.rows*row
+	groups, rest := c.rows/amxGroup, c.rows%amxGroup
 	if groups > 0 {
-		products32AMX(linearConfig(amxGroup, pairs), acc, rows*row, begun, (*byte)(w), panel, (*float32)(x), stride, blocks, panels, groups, ahead, lines)
+		products32AMX(linearConfig(amxGroup, pairs), acc, size, begun, (*byte)(w), c.panel, (*float32)(x), c.stride, blocks, c.panels, groups, c.near, c.far, c.lines)
 	}
 	if rest == 0 {
 		return
 	}
 	done := groups * amxGroup
-	acc, x = (*float32)(unsafe.Add(unsafe.Pointer(acc), done*row)), unsafe.Add(x, done*stride)
+	acc, x = (*float32)(unsafe.Add(unsafe.Pointer(acc), done*row)), unsafe.Add(x, done*c.stride)
 	if rest > amxRows {
-		products32AMX(linearConfig(rest, pairs), acc, rows*row, begun, (*byte)(w), panel, (*float32)(x), stride, blocks, panels, 1, ahead, lines)
+		products32AMX(linearConfig(rest, pairs), acc, size, begun, (*byte)(w), c.panel, (*float32)(x), c.stride, blocks, c.panels, 1, c.near, c.far, c.lines)
 	} else {
-		products16AMX(linearConfig(rest, pairs), acc, rows*row, begun, (*byte)(w), panel, (*float32)(x), stride, blocks, panels, 1, ahead, lines)
+		products16AMX(linearConfig(rest, pairs), acc, size, begun, (*byte)(w), c.panel, (*float32)(x), c.stride, blocks, c.panels, 1, c.near, c.far, c.lines)
 	}
 }
 
@@ -123,25 +128,33 @@ var mixConfigs = func() (list [unitRows]tileConfig) {
 	return list
 }()
 
+// keysFar is where to fetch from, after the keys ahead: in a run, none are.
+func keysFar(ahead int) int {
+	if ahead == 0 {
+		return xeonFetch.far
+	}
+	return 0
+}
+
 var mixersAMX = func() *mixerKernels {
 	k := *mixersAVX512
-	for i, scores := range [unitRows]func(config *byte, s *float32, k **byte, groups int, q *float32, pairs, ahead int){
+	for i, scores := range [unitRows]func(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs, ahead int){
 		scoresAMXRows1, scoresAMXRows2, scoresAMXRows3, scoresAMXRows4, scoresAMXRows5, scoresAMXRows6, scoresAMXRows7, scoresAMXRows8,
 	} {
 		k.scoresDots[i] = func(s *float32, k **byte, groups int, q *float32, pairs, ahead int) {
-			scores(scoreConfig(i+1, pairs), s, k, groups, q, pairs, ahead)
+			scores(scoreConfig(i+1, pairs), keysFar(ahead), s, k, groups, q, pairs, ahead)
 		}
 	}
-	for i, weights := range [unitRows]func(config *byte, w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32){
+	for i, weights := range [unitRows]func(config *byte, far int, w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32){
 		weightsAMXRows1, weightsAMXRows2, weightsAMXRows3, weightsAMXRows4, weightsAMXRows5, weightsAMXRows6, weightsAMXRows7, weightsAMXRows8,
 	} {
 		k.weightsDots[i] = func(w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32) {
-			weights(scoreConfig(i+1, pairs), w, max, sum, k, splits, q, pairs, ahead, work)
+			weights(scoreConfig(i+1, pairs), keysFar(ahead), w, max, sum, k, splits, q, pairs, ahead, work)
 		}
 	}
 	for i := range k.mixDots {
 		k.mixDots[i] = func(acc *float32, v **byte, groups int, p *float32, chunks, ahead, stride int) {
-			mixAMX(&mixConfigs[i][0], acc, v, groups, p, i+1, chunks, ahead, stride)
+			mixAMX(&mixConfigs[i][0], acc, v, groups, p, i+1, chunks, max(ahead, leastAhead), stride)
 		}
 	}
 	return &k

@@ -12,6 +12,7 @@ const (
 	splitPositions = splitGroups * groupPositions
 	readSplits     = 16       // at most; see attend
 	runBytes       = 32 << 10 // of keys, on average, for a context to be fetched as runs
+	leastAhead     = 3        // groups that are listed after those of the values, at least
 	unitRows       = 8
 	unitCost       = 4 // of norms, rotation and gate, in groups
 
@@ -107,7 +108,7 @@ func (t *attentionTask) init(b *Backend, c *kvCache) (err error) {
 		t.together = readSplits
 	}
 	groups := func(bytes int) int { return min(splitGroups, (bytes+c.keyBytes/2)/c.keyBytes) }
-	t.ahead, t.aheadInRun = groups(b.kernels.many.far), groups(b.kernels.few.far)
+	t.ahead, t.aheadInRun = groups(b.kernels.many.keys), groups(b.kernels.few.keys)
 	floats := func(n int) []float32 {
 		var x []float32
 		if err == nil {
@@ -416,7 +417,7 @@ func (t *attentionTask) list(w *attentionWorker, u *unit, lo, hi int) (ahead int
 	if ahead = t.ahead; runs*runBytes <= groups*c.keyBytes {
 		ahead = t.aheadInRun
 	}
-	for i := range ahead {
+	for i := range max(ahead, leastAhead) {
 		w.values[groups+i] = w.values[groups-1]
 		if after := hi + i; after < u.groups {
 			w.values[groups+i] = c.keys(c.index(layer, u.head, blocks, after))

@@ -50,10 +50,10 @@ func weightsDotsRows1(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func scoresAMXRows1(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresAMXRows1(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
-func weightsAMXRows1(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+func weightsAMXRows1(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
 func scoresDotsRows2(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -65,10 +65,10 @@ func weightsDotsRows2(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func scoresAMXRows2(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresAMXRows2(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
-func weightsAMXRows2(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+func weightsAMXRows2(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
 func scoresDotsRows3(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -80,10 +80,10 @@ func weightsDotsRows3(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func scoresAMXRows3(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresAMXRows3(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
-func weightsAMXRows3(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+func weightsAMXRows3(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
 func scoresDotsRows4(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -95,10 +95,10 @@ func weightsDotsRows4(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func scoresAMXRows4(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresAMXRows4(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
-func weightsAMXRows4(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+func weightsAMXRows4(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
 func scoresDotsRows5(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -110,10 +110,10 @@ func weightsDotsRows5(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func scoresAMXRows5(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresAMXRows5(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
-func weightsAMXRows5(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+func weightsAMXRows5(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
 func scoresDotsRows6(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -125,10 +125,10 @@ func weightsDotsRows6(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func scoresAMXRows6(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresAMXRows6(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
-func weightsAMXRows6(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+func weightsAMXRows6(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
 func scoresDotsRows7(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -140,10 +140,10 @@ func weightsDotsRows7(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func scoresAMXRows7(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresAMXRows7(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
-func weightsAMXRows7(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+func weightsAMXRows7(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
 func scoresDotsRows8(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -155,10 +155,10 @@ func weightsDotsRows8(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func scoresAMXRows8(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresAMXRows8(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
-func weightsAMXRows8(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+func weightsAMXRows8(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
 func mixAMX(config *byte, acc *float32, v **byte, groups int, p *float32, rows int, chunks int, ahead int, stride int)
@@ -179,10 +179,10 @@ func scaleRoundDots(dst *float32, x *float32, w *float32, n int, a float32, b fl
 func multiplyDots(rounds int) float32
 
 //go:noescape
-func products16AMX(config *byte, acc *float32, size int, begun bool, w *byte, stride int, x *float32, width int, blocks int, panels int, groups int, ahead int, lines int)
+func products16AMX(config *byte, acc *float32, size int, begun bool, w *byte, stride int, x *float32, width int, blocks int, panels int, groups int, near int, far int, lines int)
 
 //go:noescape
-func products32AMX(config *byte, acc *float32, size int, begun bool, w *byte, stride int, x *float32, width int, blocks int, panels int, groups int, ahead int, lines int)
+func products32AMX(config *byte, acc *float32, size int, begun bool, w *byte, stride int, x *float32, width int, blocks int, panels int, groups int, near int, far int, lines int)
 
 //go:noescape
 func multiplyAMX(config *byte, rounds int) float32

@@ -1669,13 +1669,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func scoresAMXRows1(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+// func scoresAMXRows1(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 // Requires: AMX_BF16, AVX, MMX+
-TEXT ·scoresAMXRows1(SB), NOSPLIT, $0-56
-	MOVQ s+8(FP), AX
-	MOVQ k+16(FP), CX
-	MOVQ groups+24(FP), BX
-	MOVQ ahead+48(FP), R8
+TEXT ·scoresAMXRows1(SB), NOSPLIT, $0-64
+	MOVQ s+16(FP), AX
+	MOVQ k+24(FP), CX
+	MOVQ groups+32(FP), BX
+	MOVQ ahead+56(FP), R8
 	MOVQ config+0(FP), R10
 	LONG $0x000000004978c2c4
 	BYTE $0x0000000000000002
@@ -1686,8 +1686,10 @@ TEXT ·scoresAMXRows1(SB), NOSPLIT, $0-56
 group:
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ q+32(FP), DX
-	MOVQ pairs+40(FP), R12
+	MOVQ far+8(FP), R12
+	ADDQ R12, DI
+	MOVQ q+40(FP), DX
+	MOVQ pairs+48(FP), R12
 	LONG $0x00000000497be2c4
 	BYTE $0x00000000000000c0
 	SUBQ $0x10, R12
@@ -1703,21 +1705,37 @@ pairs:
 	LONG       $0x000000005c6ae2c4
 	BYTE       $0x00000000000000c1
 	PREFETCHT1 (DI)
+	PREFETCHT0 1024(SI)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 1088(SI)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 1152(SI)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 1216(SI)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 1280(SI)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 1344(SI)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 1408(SI)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 1472(SI)
 	PREFETCHT1 512(DI)
+	PREFETCHT0 1536(SI)
 	PREFETCHT1 576(DI)
+	PREFETCHT0 1600(SI)
 	PREFETCHT1 640(DI)
+	PREFETCHT0 1664(SI)
 	PREFETCHT1 704(DI)
+	PREFETCHT0 1728(SI)
 	PREFETCHT1 768(DI)
+	PREFETCHT0 1792(SI)
 	PREFETCHT1 832(DI)
+	PREFETCHT0 1856(SI)
 	PREFETCHT1 896(DI)
+	PREFETCHT0 1920(SI)
 	PREFETCHT1 960(DI)
+	PREFETCHT0 1984(SI)
 	ADDQ       $0x00000400, SI
 	ADDQ       $0x00000400, DI
 	ADDQ       $0x40, DX
@@ -1749,20 +1767,20 @@ store:
 	VZEROUPPER
 	RET
 
-// func weightsAMXRows1(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+// func weightsAMXRows1(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 // Requires: AMX_BF16, AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+
-TEXT ·weightsAMXRows1(SB), NOSPLIT, $32-80
-	MOVQ    splits+40(FP), SI
+TEXT ·weightsAMXRows1(SB), NOSPLIT, $32-88
+	MOVQ    splits+48(FP), SI
 	MOVQ    SI, (SP)
-	MOVQ    w+8(FP), SI
+	MOVQ    w+16(FP), SI
 	MOVQ    SI, 8(SP)
-	MOVQ    max+16(FP), SI
+	MOVQ    max+24(FP), SI
 	MOVQ    SI, 16(SP)
-	MOVQ    sum+24(FP), SI
+	MOVQ    sum+32(FP), SI
 	MOVQ    SI, 24(SP)
-	MOVQ    k+32(FP), CX
-	MOVQ    ahead+64(FP), R8
-	MOVQ    work+72(FP), AX
+	MOVQ    k+40(FP), CX
+	MOVQ    ahead+72(FP), R8
+	MOVQ    work+80(FP), AX
 	XORQ    R13, R13
 	MOVQ    config+0(FP), R10
 	LONG    $0x000000004978c2c4
@@ -1770,7 +1788,7 @@ TEXT ·weightsAMXRows1(SB), NOSPLIT, $32-80
 	MOVQ    $0x00000200, R9
 	MOVQ    $0x00000040, R10
 	MOVQ    $0x00000400, R11
-	MOVQ    work+72(FP), R12
+	MOVQ    work+80(FP), R12
 	VPXORD  Z18, Z18, Z18
 	VMOVUPS Z18, 16384(R12)
 	VMOVUPS minusInf<>+0(SB), Z21
@@ -1783,8 +1801,10 @@ group:
 	JE   fetch
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ q+48(FP), DX
-	MOVQ pairs+56(FP), R12
+	MOVQ far+8(FP), R12
+	ADDQ R12, DI
+	MOVQ q+56(FP), DX
+	MOVQ pairs+64(FP), R12
 	LONG $0x00000000497be2c4
 	BYTE $0x00000000000000c0
 	SUBQ $0x10, R12
@@ -1800,21 +1820,37 @@ pairs:
 	LONG       $0x000000005c6ae2c4
 	BYTE       $0x00000000000000c1
 	PREFETCHT1 (DI)
+	PREFETCHT0 1024(SI)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 1088(SI)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 1152(SI)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 1216(SI)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 1280(SI)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 1344(SI)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 1408(SI)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 1472(SI)
 	PREFETCHT1 512(DI)
+	PREFETCHT0 1536(SI)
 	PREFETCHT1 576(DI)
+	PREFETCHT0 1600(SI)
 	PREFETCHT1 640(DI)
+	PREFETCHT0 1664(SI)
 	PREFETCHT1 704(DI)
+	PREFETCHT0 1728(SI)
 	PREFETCHT1 768(DI)
+	PREFETCHT0 1792(SI)
 	PREFETCHT1 832(DI)
+	PREFETCHT0 1856(SI)
 	PREFETCHT1 896(DI)
+	PREFETCHT0 1920(SI)
 	PREFETCHT1 960(DI)
+	PREFETCHT0 1984(SI)
 	ADDQ       $0x00000400, SI
 	ADDQ       $0x00000400, DI
 	ADDQ       $0x40, DX
@@ -1859,7 +1895,7 @@ fetch:
 exponentials:
 	TESTQ       R13, R13
 	JZ          next
-	MOVQ        work+72(FP), R12
+	MOVQ        work+80(FP), R12
 	MOVQ        8(SP), DI
 	VMOVUPS     (R13), Z18
 	VSUBPS.BCST 16896(R12), Z18, Z18
@@ -1885,7 +1921,7 @@ next:
 	JNZ           group
 	TESTQ         R13, R13
 	JZ            largest
-	MOVQ          work+72(FP), R12
+	MOVQ          work+80(FP), R12
 	MOVQ          24(SP), SI
 	VMOVUPS       16384(R12), Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -1908,7 +1944,7 @@ largest:
 	JE            end
 	DECQ          (SP)
 	MOVQ          16(SP), SI
-	MOVQ          work+72(FP), DI
+	MOVQ          work+80(FP), DI
 	VMOVAPS       Z21, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
@@ -1924,7 +1960,7 @@ largest:
 	VMOVSS        X18, 16896(DI)
 	VMOVUPS       minusInf<>+0(SB), Z21
 	LEAQ          -1024(AX), R13
-	MOVQ          work+72(FP), AX
+	MOVQ          work+80(FP), AX
 	LEAQ          8192(AX)(AX*1), AX
 	SUBQ          R13, AX
 	JMP           split
@@ -2318,13 +2354,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func scoresAMXRows2(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+// func scoresAMXRows2(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 // Requires: AMX_BF16, AVX, MMX+
-TEXT ·scoresAMXRows2(SB), NOSPLIT, $0-56
-	MOVQ s+8(FP), AX
-	MOVQ k+16(FP), CX
-	MOVQ groups+24(FP), BX
-	MOVQ ahead+48(FP), R8
+TEXT ·scoresAMXRows2(SB), NOSPLIT, $0-64
+	MOVQ s+16(FP), AX
+	MOVQ k+24(FP), CX
+	MOVQ groups+32(FP), BX
+	MOVQ ahead+56(FP), R8
 	MOVQ config+0(FP), R10
 	LONG $0x000000004978c2c4
 	BYTE $0x0000000000000002
@@ -2335,8 +2371,10 @@ TEXT ·scoresAMXRows2(SB), NOSPLIT, $0-56
 group:
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ q+32(FP), DX
-	MOVQ pairs+40(FP), R12
+	MOVQ far+8(FP), R12
+	ADDQ R12, DI
+	MOVQ q+40(FP), DX
+	MOVQ pairs+48(FP), R12
 	LONG $0x00000000497be2c4
 	BYTE $0x00000000000000c0
 	SUBQ $0x10, R12
@@ -2352,21 +2390,37 @@ pairs:
 	LONG       $0x000000005c6ae2c4
 	BYTE       $0x00000000000000c1
 	PREFETCHT1 (DI)
+	PREFETCHT0 1024(SI)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 1088(SI)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 1152(SI)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 1216(SI)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 1280(SI)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 1344(SI)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 1408(SI)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 1472(SI)
 	PREFETCHT1 512(DI)
+	PREFETCHT0 1536(SI)
 	PREFETCHT1 576(DI)
+	PREFETCHT0 1600(SI)
 	PREFETCHT1 640(DI)
+	PREFETCHT0 1664(SI)
 	PREFETCHT1 704(DI)
+	PREFETCHT0 1728(SI)
 	PREFETCHT1 768(DI)
+	PREFETCHT0 1792(SI)
 	PREFETCHT1 832(DI)
+	PREFETCHT0 1856(SI)
 	PREFETCHT1 896(DI)
+	PREFETCHT0 1920(SI)
 	PREFETCHT1 960(DI)
+	PREFETCHT0 1984(SI)
 	ADDQ       $0x00000400, SI
 	ADDQ       $0x00000400, DI
 	ADDQ       $0x40, DX
@@ -2398,20 +2452,20 @@ store:
 	VZEROUPPER
 	RET
 
-// func weightsAMXRows2(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+// func weightsAMXRows2(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 // Requires: AMX_BF16, AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+
-TEXT ·weightsAMXRows2(SB), NOSPLIT, $32-80
-	MOVQ    splits+40(FP), SI
+TEXT ·weightsAMXRows2(SB), NOSPLIT, $32-88
+	MOVQ    splits+48(FP), SI
 	MOVQ    SI, (SP)
-	MOVQ    w+8(FP), SI
+	MOVQ    w+16(FP), SI
 	MOVQ    SI, 8(SP)
-	MOVQ    max+16(FP), SI
+	MOVQ    max+24(FP), SI
 	MOVQ    SI, 16(SP)
-	MOVQ    sum+24(FP), SI
+	MOVQ    sum+32(FP), SI
 	MOVQ    SI, 24(SP)
-	MOVQ    k+32(FP), CX
-	MOVQ    ahead+64(FP), R8
-	MOVQ    work+72(FP), AX
+	MOVQ    k+40(FP), CX
+	MOVQ    ahead+72(FP), R8
+	MOVQ    work+80(FP), AX
 	XORQ    R13, R13
 	MOVQ    config+0(FP), R10
 	LONG    $0x000000004978c2c4
@@ -2419,7 +2473,7 @@ TEXT ·weightsAMXRows2(SB), NOSPLIT, $32-80
 	MOVQ    $0x00000200, R9
 	MOVQ    $0x00000040, R10
 	MOVQ    $0x00000400, R11
-	MOVQ    work+72(FP), R12
+	MOVQ    work+80(FP), R12
 	VPXORD  Z18, Z18, Z18
 	VMOVUPS Z18, 16384(R12)
 	VMOVUPS minusInf<>+0(SB), Z21
@@ -2434,8 +2488,10 @@ group:
 	JE   fetch
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ q+48(FP), DX
-	MOVQ pairs+56(FP), R12
+	MOVQ far+8(FP), R12
+	ADDQ R12, DI
+	MOVQ q+56(FP), DX
+	MOVQ pairs+64(FP), R12
 	LONG $0x00000000497be2c4
 	BYTE $0x00000000000000c0
 	SUBQ $0x10, R12
@@ -2451,21 +2507,37 @@ pairs:
 	LONG       $0x000000005c6ae2c4
 	BYTE       $0x00000000000000c1
 	PREFETCHT1 (DI)
+	PREFETCHT0 1024(SI)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 1088(SI)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 1152(SI)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 1216(SI)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 1280(SI)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 1344(SI)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 1408(SI)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 1472(SI)
 	PREFETCHT1 512(DI)
+	PREFETCHT0 1536(SI)
 	PREFETCHT1 576(DI)
+	PREFETCHT0 1600(SI)
 	PREFETCHT1 640(DI)
+	PREFETCHT0 1664(SI)
 	PREFETCHT1 704(DI)
+	PREFETCHT0 1728(SI)
 	PREFETCHT1 768(DI)
+	PREFETCHT0 1792(SI)
 	PREFETCHT1 832(DI)
+	PREFETCHT0 1856(SI)
 	PREFETCHT1 896(DI)
+	PREFETCHT0 1920(SI)
 	PREFETCHT1 960(DI)
+	PREFETCHT0 1984(SI)
 	ADDQ       $0x00000400, SI
 	ADDQ       $0x00000400, DI
 	ADDQ       $0x40, DX
@@ -2511,7 +2583,7 @@ fetch:
 exponentials:
 	TESTQ       R13, R13
 	JZ          next
-	MOVQ        work+72(FP), R12
+	MOVQ        work+80(FP), R12
 	MOVQ        8(SP), DI
 	VMOVUPS     (R13), Z18
 	VSUBPS.BCST 16896(R12), Z18, Z18
@@ -2553,7 +2625,7 @@ next:
 	JNZ           group
 	TESTQ         R13, R13
 	JZ            largest
-	MOVQ          work+72(FP), R12
+	MOVQ          work+80(FP), R12
 	MOVQ          24(SP), SI
 	VMOVUPS       16384(R12), Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -2588,7 +2660,7 @@ largest:
 	JE            end
 	DECQ          (SP)
 	MOVQ          16(SP), SI
-	MOVQ          work+72(FP), DI
+	MOVQ          work+80(FP), DI
 	VMOVAPS       Z21, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
@@ -2618,7 +2690,7 @@ largest:
 	VMOVSS        X18, 16900(DI)
 	VMOVUPS       minusInf<>+0(SB), Z22
 	LEAQ          -1024(AX), R13
-	MOVQ          work+72(FP), AX
+	MOVQ          work+80(FP), AX
 	LEAQ          8192(AX)(AX*1), AX
 	SUBQ          R13, AX
 	JMP           split
@@ -3082,13 +3154,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func scoresAMXRows3(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+// func scoresAMXRows3(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 // Requires: AMX_BF16, AVX, MMX+
-TEXT ·scoresAMXRows3(SB), NOSPLIT, $0-56
-	MOVQ s+8(FP), AX
-	MOVQ k+16(FP), CX
-	MOVQ groups+24(FP), BX
-	MOVQ ahead+48(FP), R8
+TEXT ·scoresAMXRows3(SB), NOSPLIT, $0-64
+	MOVQ s+16(FP), AX
+	MOVQ k+24(FP), CX
+	MOVQ groups+32(FP), BX
+	MOVQ ahead+56(FP), R8
 	MOVQ config+0(FP), R10
 	LONG $0x000000004978c2c4
 	BYTE $0x0000000000000002
@@ -3099,8 +3171,10 @@ TEXT ·scoresAMXRows3(SB), NOSPLIT, $0-56
 group:
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ q+32(FP), DX
-	MOVQ pairs+40(FP), R12
+	MOVQ far+8(FP), R12
+	ADDQ R12, DI
+	MOVQ q+40(FP), DX
+	MOVQ pairs+48(FP), R12
 	LONG $0x00000000497be2c4
 	BYTE $0x00000000000000c0
 	SUBQ $0x10, R12
@@ -3116,21 +3190,37 @@ pairs:
 	LONG       $0x000000005c6ae2c4
 	BYTE       $0x00000000000000c1
 	PREFETCHT1 (DI)
+	PREFETCHT0 1024(SI)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 1088(SI)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 1152(SI)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 1216(SI)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 1280(SI)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 1344(SI)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 1408(SI)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 1472(SI)
 	PREFETCHT1 512(DI)
+	PREFETCHT0 1536(SI)
 	PREFETCHT1 576(DI)
+	PREFETCHT0 1600(SI)
 	PREFETCHT1 640(DI)
+	PREFETCHT0 1664(SI)
 	PREFETCHT1 704(DI)
+	PREFETCHT0 1728(SI)
 	PREFETCHT1 768(DI)
+	PREFETCHT0 1792(SI)
 	PREFETCHT1 832(DI)
+	PREFETCHT0 1856(SI)
 	PREFETCHT1 896(DI)
+	PREFETCHT0 1920(SI)
 	PREFETCHT1 960(DI)
+	PREFETCHT0 1984(SI)
 	ADDQ       $0x00000400, SI
 	ADDQ       $0x00000400, DI
 	ADDQ       $0x40, DX
@@ -3162,20 +3252,20 @@ store:
 	VZEROUPPER
 	RET
 
-// func weightsAMXRows3(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+// func weightsAMXRows3(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 // Requires: AMX_BF16, AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+
-TEXT ·weightsAMXRows3(SB), NOSPLIT, $32-80
-	MOVQ    splits+40(FP), SI
+TEXT ·weightsAMXRows3(SB), NOSPLIT, $32-88
+	MOVQ    splits+48(FP), SI
 	MOVQ    SI, (SP)
-	MOVQ    w+8(FP), SI
+	MOVQ    w+16(FP), SI
 	MOVQ    SI, 8(SP)
-	MOVQ    max+16(FP), SI
+	MOVQ    max+24(FP), SI
 	MOVQ    SI, 16(SP)
-	MOVQ    sum+24(FP), SI
+	MOVQ    sum+32(FP), SI
 	MOVQ    SI, 24(SP)
-	MOVQ    k+32(FP), CX
-	MOVQ    ahead+64(FP), R8
-	MOVQ    work+72(FP), AX
+	MOVQ    k+40(FP), CX
+	MOVQ    ahead+72(FP), R8
+	MOVQ    work+80(FP), AX
 	XORQ    R13, R13
 	MOVQ    config+0(FP), R10
 	LONG    $0x000000004978c2c4
@@ -3183,7 +3273,7 @@ TEXT ·weightsAMXRows3(SB), NOSPLIT, $32-80
 	MOVQ    $0x00000200, R9
 	MOVQ    $0x00000040, R10
 	MOVQ    $0x00000400, R11
-	MOVQ    work+72(FP), R12
+	MOVQ    work+80(FP), R12
 	VPXORD  Z18, Z18, Z18
 	VMOVUPS Z18, 16384(R12)
 	VMOVUPS minusInf<>+0(SB), Z21
@@ -3200,8 +3290,10 @@ group:
 	JE   fetch
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ q+48(FP), DX
-	MOVQ pairs+56(FP), R12
+	MOVQ far+8(FP), R12
+	ADDQ R12, DI
+	MOVQ q+56(FP), DX
+	MOVQ pairs+64(FP), R12
 	LONG $0x00000000497be2c4
 	BYTE $0x00000000000000c0
 	SUBQ $0x10, R12
@@ -3217,21 +3309,37 @@ pairs:
 	LONG       $0x000000005c6ae2c4
 	BYTE       $0x00000000000000c1
 	PREFETCHT1 (DI)
+	PREFETCHT0 1024(SI)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 1088(SI)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 1152(SI)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 1216(SI)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 1280(SI)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 1344(SI)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 1408(SI)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 1472(SI)
 	PREFETCHT1 512(DI)
+	PREFETCHT0 1536(SI)
 	PREFETCHT1 576(DI)
+	PREFETCHT0 1600(SI)
 	PREFETCHT1 640(DI)
+	PREFETCHT0 1664(SI)
 	PREFETCHT1 704(DI)
+	PREFETCHT0 1728(SI)
 	PREFETCHT1 768(DI)
+	PREFETCHT0 1792(SI)
 	PREFETCHT1 832(DI)
+	PREFETCHT0 1856(SI)
 	PREFETCHT1 896(DI)
+	PREFETCHT0 1920(SI)
 	PREFETCHT1 960(DI)
+	PREFETCHT0 1984(SI)
 	ADDQ       $0x00000400, SI
 	ADDQ       $0x00000400, DI
 	ADDQ       $0x40, DX
@@ -3278,7 +3386,7 @@ fetch:
 exponentials:
 	TESTQ       R13, R13
 	JZ          next
-	MOVQ        work+72(FP), R12
+	MOVQ        work+80(FP), R12
 	MOVQ        8(SP), DI
 	VMOVUPS     (R13), Z18
 	VSUBPS.BCST 16896(R12), Z18, Z18
@@ -3336,7 +3444,7 @@ next:
 	JNZ           group
 	TESTQ         R13, R13
 	JZ            largest
-	MOVQ          work+72(FP), R12
+	MOVQ          work+80(FP), R12
 	MOVQ          24(SP), SI
 	VMOVUPS       16384(R12), Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -3383,7 +3491,7 @@ largest:
 	JE            end
 	DECQ          (SP)
 	MOVQ          16(SP), SI
-	MOVQ          work+72(FP), DI
+	MOVQ          work+80(FP), DI
 	VMOVAPS       Z21, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
@@ -3427,7 +3535,7 @@ largest:
 	VMOVSS        X18, 16904(DI)
 	VMOVUPS       minusInf<>+0(SB), Z23
 	LEAQ          -1024(AX), R13
-	MOVQ          work+72(FP), AX
+	MOVQ          work+80(FP), AX
 	LEAQ          8192(AX)(AX*1), AX
 	SUBQ          R13, AX
 	JMP           split
@@ -3961,13 +4069,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func scoresAMXRows4(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+// func scoresAMXRows4(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 // Requires: AMX_BF16, AVX, MMX+
-TEXT ·scoresAMXRows4(SB), NOSPLIT, $0-56
-	MOVQ s+8(FP), AX
-	MOVQ k+16(FP), CX
-	MOVQ groups+24(FP), BX
-	MOVQ ahead+48(FP), R8
+TEXT ·scoresAMXRows4(SB), NOSPLIT, $0-64
+	MOVQ s+16(FP), AX
+	MOVQ k+24(FP), CX
+	MOVQ groups+32(FP), BX
+	MOVQ ahead+56(FP), R8
 	MOVQ config+0(FP), R10
 	LONG $0x000000004978c2c4
 	BYTE $0x0000000000000002
@@ -3978,8 +4086,10 @@ TEXT ·scoresAMXRows4(SB), NOSPLIT, $0-56
 group:
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ q+32(FP), DX
-	MOVQ pairs+40(FP), R12
+	MOVQ far+8(FP), R12
+	ADDQ R12, DI
+	MOVQ q+40(FP), DX
+	MOVQ pairs+48(FP), R12
 	LONG $0x00000000497be2c4
 	BYTE $0x00000000000000c0
 	SUBQ $0x10, R12
@@ -3995,21 +4105,37 @@ pairs:
 	LONG       $0x000000005c6ae2c4
 	BYTE       $0x00000000000000c1
 	PREFETCHT1 (DI)
+	PREFETCHT0 1024(SI)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 1088(SI)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 1152(SI)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 1216(SI)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 1280(SI)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 1344(SI)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 1408(SI)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 1472(SI)
 	PREFETCHT1 512(DI)
+	PREFETCHT0 1536(SI)
 	PREFETCHT1 576(DI)
+	PREFETCHT0 1600(SI)
 	PREFETCHT1 640(DI)
+	PREFETCHT0 1664(SI)
 	PREFETCHT1 704(DI)
+	PREFETCHT0 1728(SI)
 	PREFETCHT1 768(DI)
+	PREFETCHT0 1792(SI)
 	PREFETCHT1 832(DI)
+	PREFETCHT0 1856(SI)
 	PREFETCHT1 896(DI)
+	PREFETCHT0 1920(SI)
 	PREFETCHT1 960(DI)
+	PREFETCHT0 1984(SI)
 	ADDQ       $0x00000400, SI
 	ADDQ       $0x00000400, DI
 	ADDQ       $0x40, DX
@@ -4041,20 +4167,20 @@ store:
 	VZEROUPPER
 	RET
 
-// func weightsAMXRows4(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+// func weightsAMXRows4(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 // Requires: AMX_BF16, AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+
-TEXT ·weightsAMXRows4(SB), NOSPLIT, $32-80
-	MOVQ    splits+40(FP), SI
+TEXT ·weightsAMXRows4(SB), NOSPLIT, $32-88
+	MOVQ    splits+48(FP), SI
 	MOVQ    SI, (SP)
-	MOVQ    w+8(FP), SI
+	MOVQ    w+16(FP), SI
 	MOVQ    SI, 8(SP)
-	MOVQ    max+16(FP), SI
+	MOVQ    max+24(FP), SI
 	MOVQ    SI, 16(SP)
-	MOVQ    sum+24(FP), SI
+	MOVQ    sum+32(FP), SI
 	MOVQ    SI, 24(SP)
-	MOVQ    k+32(FP), CX
-	MOVQ    ahead+64(FP), R8
-	MOVQ    work+72(FP), AX
+	MOVQ    k+40(FP), CX
+	MOVQ    ahead+72(FP), R8
+	MOVQ    work+80(FP), AX
 	XORQ    R13, R13
 	MOVQ    config+0(FP), R10
 	LONG    $0x000000004978c2c4
@@ -4062,7 +4188,7 @@ TEXT ·weightsAMXRows4(SB), NOSPLIT, $32-80
 	MOVQ    $0x00000200, R9
 	MOVQ    $0x00000040, R10
 	MOVQ    $0x00000400, R11
-	MOVQ    work+72(FP), R12
+	MOVQ    work+80(FP), R12
 	VPXORD  Z18, Z18, Z18
 	VMOVUPS Z18, 16384(R12)
 	VMOVUPS minusInf<>+0(SB), Z21
@@ -4081,8 +4207,10 @@ group:
 	JE   fetch
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ q+48(FP), DX
-	MOVQ pairs+56(FP), R12
+	MOVQ far+8(FP), R12
+	ADDQ R12, DI
+	MOVQ q+56(FP), DX
+	MOVQ pairs+64(FP), R12
 	LONG $0x00000000497be2c4
 	BYTE $0x00000000000000c0
 	SUBQ $0x10, R12
@@ -4098,21 +4226,37 @@ pairs:
 	LONG       $0x000000005c6ae2c4
 	BYTE       $0x00000000000000c1
 	PREFETCHT1 (DI)
+	PREFETCHT0 1024(SI)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 1088(SI)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 1152(SI)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 1216(SI)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 1280(SI)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 1344(SI)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 1408(SI)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 1472(SI)
 	PREFETCHT1 512(DI)
+	PREFETCHT0 1536(SI)
 	PREFETCHT1 576(DI)
+	PREFETCHT0 1600(SI)
 	PREFETCHT1 640(DI)
+	PREFETCHT0 1664(SI)
 	PREFETCHT1 704(DI)
+	PREFETCHT0 1728(SI)
 	PREFETCHT1 768(DI)
+	PREFETCHT0 1792(SI)
 	PREFETCHT1 832(DI)
+	PREFETCHT0 1856(SI)
 	PREFETCHT1 896(DI)
+	PREFETCHT0 1920(SI)
 	PREFETCHT1 960(DI)
+	PREFETCHT0 1984(SI)
 	ADDQ       $0x00000400, SI
 	ADDQ       $0x00000400, DI
 	ADDQ       $0x40, DX
@@ -4160,7 +4304,7 @@ fetch:
 exponentials:
 	TESTQ       R13, R13
 	JZ          next
-	MOVQ        work+72(FP), R12
+	MOVQ        work+80(FP), R12
 	MOVQ        8(SP), DI
 	VMOVUPS     (R13), Z18
 	VSUBPS.BCST 16896(R12), Z18, Z18
@@ -4234,7 +4378,7 @@ next:
 	JNZ           group
 	TESTQ         R13, R13
 	JZ            largest
-	MOVQ          work+72(FP), R12
+	MOVQ          work+80(FP), R12
 	MOVQ          24(SP), SI
 	VMOVUPS       16384(R12), Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -4293,7 +4437,7 @@ largest:
 	JE            end
 	DECQ          (SP)
 	MOVQ          16(SP), SI
-	MOVQ          work+72(FP), DI
+	MOVQ          work+80(FP), DI
 	VMOVAPS       Z21, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
@@ -4351,7 +4495,7 @@ largest:
 	VMOVSS        X18, 16908(DI)
 	VMOVUPS       minusInf<>+0(SB), Z24
 	LEAQ          -1024(AX), R13
-	MOVQ          work+72(FP), AX
+	MOVQ          work+80(FP), AX
 	LEAQ          8192(AX)(AX*1), AX
 	SUBQ          R13, AX
 	JMP           split
@@ -4989,13 +5133,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func scoresAMXRows5(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+// func scoresAMXRows5(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 // Requires: AMX_BF16, AVX, MMX+
-TEXT ·scoresAMXRows5(SB), NOSPLIT, $0-56
-	MOVQ s+8(FP), AX
-	MOVQ k+16(FP), CX
-	MOVQ groups+24(FP), BX
-	MOVQ ahead+48(FP), R8
+TEXT ·scoresAMXRows5(SB), NOSPLIT, $0-64
+	MOVQ s+16(FP), AX
+	MOVQ k+24(FP), CX
+	MOVQ groups+32(FP), BX
+	MOVQ ahead+56(FP), R8
 	MOVQ config+0(FP), R10
 	LONG $0x000000004978c2c4
 	BYTE $0x0000000000000002
@@ -5006,8 +5150,10 @@ TEXT ·scoresAMXRows5(SB), NOSPLIT, $0-56
 group:
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ q+32(FP), DX
-	MOVQ pairs+40(FP), R12
+	MOVQ far+8(FP), R12
+	ADDQ R12, DI
+	MOVQ q+40(FP), DX
+	MOVQ pairs+48(FP), R12
 	LONG $0x00000000497be2c4
 	BYTE $0x00000000000000c0
 	SUBQ $0x10, R12
@@ -5023,21 +5169,37 @@ pairs:
 	LONG       $0x000000005c6ae2c4
 	BYTE       $0x00000000000000c1
 	PREFETCHT1 (DI)
+	PREFETCHT0 1024(SI)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 1088(SI)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 1152(SI)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 1216(SI)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 1280(SI)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 1344(SI)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 1408(SI)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 1472(SI)
 	PREFETCHT1 512(DI)
+	PREFETCHT0 1536(SI)
 	PREFETCHT1 576(DI)
+	PREFETCHT0 1600(SI)
 	PREFETCHT1 640(DI)
+	PREFETCHT0 1664(SI)
 	PREFETCHT1 704(DI)
+	PREFETCHT0 1728(SI)
 	PREFETCHT1 768(DI)
+	PREFETCHT0 1792(SI)
 	PREFETCHT1 832(DI)
+	PREFETCHT0 1856(SI)
 	PREFETCHT1 896(DI)
+	PREFETCHT0 1920(SI)
 	PREFETCHT1 960(DI)
+	PREFETCHT0 1984(SI)
 	ADDQ       $0x00000400, SI
 	ADDQ       $0x00000400, DI
 	ADDQ       $0x40, DX
@@ -5069,20 +5231,20 @@ store:
 	VZEROUPPER
 	RET
 
-// func weightsAMXRows5(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+// func weightsAMXRows5(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 // Requires: AMX_BF16, AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+
-TEXT ·weightsAMXRows5(SB), NOSPLIT, $32-80
-	MOVQ    splits+40(FP), SI
+TEXT ·weightsAMXRows5(SB), NOSPLIT, $32-88
+	MOVQ    splits+48(FP), SI
 	MOVQ    SI, (SP)
-	MOVQ    w+8(FP), SI
+	MOVQ    w+16(FP), SI
 	MOVQ    SI, 8(SP)
-	MOVQ    max+16(FP), SI
+	MOVQ    max+24(FP), SI
 	MOVQ    SI, 16(SP)
-	MOVQ    sum+24(FP), SI
+	MOVQ    sum+32(FP), SI
 	MOVQ    SI, 24(SP)
-	MOVQ    k+32(FP), CX
-	MOVQ    ahead+64(FP), R8
-	MOVQ    work+72(FP), AX
+	MOVQ    k+40(FP), CX
+	MOVQ    ahead+72(FP), R8
+	MOVQ    work+80(FP), AX
 	XORQ    R13, R13
 	MOVQ    config+0(FP), R10
 	LONG    $0x000000004978c2c4
@@ -5090,7 +5252,7 @@ TEXT ·weightsAMXRows5(SB), NOSPLIT, $32-80
 	MOVQ    $0x00000200, R9
 	MOVQ    $0x00000040, R10
 	MOVQ    $0x00000400, R11
-	MOVQ    work+72(FP), R12
+	MOVQ    work+80(FP), R12
 	VPXORD  Z18, Z18, Z18
 	VMOVUPS Z18, 16384(R12)
 	VMOVUPS minusInf<>+0(SB), Z21
@@ -5111,8 +5273,10 @@ group:
 	JE   fetch
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ q+48(FP), DX
-	MOVQ pairs+56(FP), R12
+	MOVQ far+8(FP), R12
+	ADDQ R12, DI
+	MOVQ q+56(FP), DX
+	MOVQ pairs+64(FP), R12
 	LONG $0x00000000497be2c4
 	BYTE $0x00000000000000c0
 	SUBQ $0x10, R12
@@ -5128,21 +5292,37 @@ pairs:
 	LONG       $0x000000005c6ae2c4
 	BYTE       $0x00000000000000c1
 	PREFETCHT1 (DI)
+	PREFETCHT0 1024(SI)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 1088(SI)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 1152(SI)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 1216(SI)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 1280(SI)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 1344(SI)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 1408(SI)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 1472(SI)
 	PREFETCHT1 512(DI)
+	PREFETCHT0 1536(SI)
 	PREFETCHT1 576(DI)
+	PREFETCHT0 1600(SI)
 	PREFETCHT1 640(DI)
+	PREFETCHT0 1664(SI)
 	PREFETCHT1 704(DI)
+	PREFETCHT0 1728(SI)
 	PREFETCHT1 768(DI)
+	PREFETCHT0 1792(SI)
 	PREFETCHT1 832(DI)
+	PREFETCHT0 1856(SI)
 	PREFETCHT1 896(DI)
+	PREFETCHT0 1920(SI)
 	PREFETCHT1 960(DI)
+	PREFETCHT0 1984(SI)
 	ADDQ       $0x00000400, SI
 	ADDQ       $0x00000400, DI
 	ADDQ       $0x40, DX
@@ -5191,7 +5371,7 @@ fetch:
 exponentials:
 	TESTQ       R13, R13
 	JZ          next
-	MOVQ        work+72(FP), R12
+	MOVQ        work+80(FP), R12
 	MOVQ        8(SP), DI
 	VMOVUPS     (R13), Z18
 	VSUBPS.BCST 16896(R12), Z18, Z18
@@ -5281,7 +5461,7 @@ next:
 	JNZ           group
 	TESTQ         R13, R13
 	JZ            largest
-	MOVQ          work+72(FP), R12
+	MOVQ          work+80(FP), R12
 	MOVQ          24(SP), SI
 	VMOVUPS       16384(R12), Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -5352,7 +5532,7 @@ largest:
 	JE            end
 	DECQ          (SP)
 	MOVQ          16(SP), SI
-	MOVQ          work+72(FP), DI
+	MOVQ          work+80(FP), DI
 	VMOVAPS       Z21, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
@@ -5424,7 +5604,7 @@ largest:
 	VMOVSS        X18, 16912(DI)
 	VMOVUPS       minusInf<>+0(SB), Z25
 	LEAQ          -1024(AX), R13
-	MOVQ          work+72(FP), AX
+	MOVQ          work+80(FP), AX
 	LEAQ          8192(AX)(AX*1), AX
 	SUBQ          R13, AX
 	JMP           split
@@ -6132,13 +6312,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func scoresAMXRows6(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+// func scoresAMXRows6(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 // Requires: AMX_BF16, AVX, MMX+
-TEXT ·scoresAMXRows6(SB), NOSPLIT, $0-56
-	MOVQ s+8(FP), AX
-	MOVQ k+16(FP), CX
-	MOVQ groups+24(FP), BX
-	MOVQ ahead+48(FP), R8
+TEXT ·scoresAMXRows6(SB), NOSPLIT, $0-64
+	MOVQ s+16(FP), AX
+	MOVQ k+24(FP), CX
+	MOVQ groups+32(FP), BX
+	MOVQ ahead+56(FP), R8
 	MOVQ config+0(FP), R10
 	LONG $0x000000004978c2c4
 	BYTE $0x0000000000000002
@@ -6149,8 +6329,10 @@ TEXT ·scoresAMXRows6(SB), NOSPLIT, $0-56
 group:
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ q+32(FP), DX
-	MOVQ pairs+40(FP), R12
+	MOVQ far+8(FP), R12
+	ADDQ R12, DI
+	MOVQ q+40(FP), DX
+	MOVQ pairs+48(FP), R12
 	LONG $0x00000000497be2c4
 	BYTE $0x00000000000000c0
 	SUBQ $0x10, R12
@@ -6166,21 +6348,37 @@ pairs:
 	LONG       $0x000000005c6ae2c4
 	BYTE       $0x00000000000000c1
 	PREFETCHT1 (DI)
+	PREFETCHT0 1024(SI)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 1088(SI)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 1152(SI)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 1216(SI)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 1280(SI)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 1344(SI)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 1408(SI)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 1472(SI)
 	PREFETCHT1 512(DI)
+	PREFETCHT0 1536(SI)
 	PREFETCHT1 576(DI)
+	PREFETCHT0 1600(SI)
 	PREFETCHT1 640(DI)
+	PREFETCHT0 1664(SI)
 	PREFETCHT1 704(DI)
+	PREFETCHT0 1728(SI)
 	PREFETCHT1 768(DI)
+	PREFETCHT0 1792(SI)
 	PREFETCHT1 832(DI)
+	PREFETCHT0 1856(SI)
 	PREFETCHT1 896(DI)
+	PREFETCHT0 1920(SI)
 	PREFETCHT1 960(DI)
+	PREFETCHT0 1984(SI)
 	ADDQ       $0x00000400, SI
 	ADDQ       $0x00000400, DI
 	ADDQ       $0x40, DX
@@ -6212,20 +6410,20 @@ store:
 	VZEROUPPER
 	RET
 
-// func weightsAMXRows6(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+// func weightsAMXRows6(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 // Requires: AMX_BF16, AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+
-TEXT ·weightsAMXRows6(SB), NOSPLIT, $32-80
-	MOVQ    splits+40(FP), SI
+TEXT ·weightsAMXRows6(SB), NOSPLIT, $32-88
+	MOVQ    splits+48(FP), SI
 	MOVQ    SI, (SP)
-	MOVQ    w+8(FP), SI
+	MOVQ    w+16(FP), SI
 	MOVQ    SI, 8(SP)
-	MOVQ    max+16(FP), SI
+	MOVQ    max+24(FP), SI
 	MOVQ    SI, 16(SP)
-	MOVQ    sum+24(FP), SI
+	MOVQ    sum+32(FP), SI
 	MOVQ    SI, 24(SP)
-	MOVQ    k+32(FP), CX
-	MOVQ    ahead+64(FP), R8
-	MOVQ    work+72(FP), AX
+	MOVQ    k+40(FP), CX
+	MOVQ    ahead+72(FP), R8
+	MOVQ    work+80(FP), AX
 	XORQ    R13, R13
 	MOVQ    config+0(FP), R10
 	LONG    $0x000000004978c2c4
@@ -6233,7 +6431,7 @@ TEXT ·weightsAMXRows6(SB), NOSPLIT, $32-80
 	MOVQ    $0x00000200, R9
 	MOVQ    $0x00000040, R10
 	MOVQ    $0x00000400, R11
-	MOVQ    work+72(FP), R12
+	MOVQ    work+80(FP), R12
 	VPXORD  Z18, Z18, Z18
 	VMOVUPS Z18, 16384(R12)
 	VMOVUPS minusInf<>+0(SB), Z21
@@ -6256,8 +6454,10 @@ group:
 	JE   fetch
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ q+48(FP), DX
-	MOVQ pairs+56(FP), R12
+	MOVQ far+8(FP), R12
+	ADDQ R12, DI
+	MOVQ q+56(FP), DX
+	MOVQ pairs+64(FP), R12
 	LONG $0x00000000497be2c4
 	BYTE $0x00000000000000c0
 	SUBQ $0x10, R12
@@ -6273,21 +6473,37 @@ pairs:
 	LONG       $0x000000005c6ae2c4
 	BYTE       $0x00000000000000c1
 	PREFETCHT1 (DI)
+	PREFETCHT0 1024(SI)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 1088(SI)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 1152(SI)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 1216(SI)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 1280(SI)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 1344(SI)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 1408(SI)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 1472(SI)
 	PREFETCHT1 512(DI)
+	PREFETCHT0 1536(SI)
 	PREFETCHT1 576(DI)
+	PREFETCHT0 1600(SI)
 	PREFETCHT1 640(DI)
+	PREFETCHT0 1664(SI)
 	PREFETCHT1 704(DI)
+	PREFETCHT0 1728(SI)
 	PREFETCHT1 768(DI)
+	PREFETCHT0 1792(SI)
 	PREFETCHT1 832(DI)
+	PREFETCHT0 1856(SI)
 	PREFETCHT1 896(DI)
+	PREFETCHT0 1920(SI)
 	PREFETCHT1 960(DI)
+	PREFETCHT0 1984(SI)
 	ADDQ       $0x00000400, SI
 	ADDQ       $0x00000400, DI
 	ADDQ       $0x40, DX
@@ -6337,7 +6553,7 @@ fetch:
 exponentials:
 	TESTQ       R13, R13
 	JZ          next
-	MOVQ        work+72(FP), R12
+	MOVQ        work+80(FP), R12
 	MOVQ        8(SP), DI
 	VMOVUPS     (R13), Z18
 	VSUBPS.BCST 16896(R12), Z18, Z18
@@ -6443,7 +6659,7 @@ next:
 	JNZ           group
 	TESTQ         R13, R13
 	JZ            largest
-	MOVQ          work+72(FP), R12
+	MOVQ          work+80(FP), R12
 	MOVQ          24(SP), SI
 	VMOVUPS       16384(R12), Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -6526,7 +6742,7 @@ largest:
 	JE            end
 	DECQ          (SP)
 	MOVQ          16(SP), SI
-	MOVQ          work+72(FP), DI
+	MOVQ          work+80(FP), DI
 	VMOVAPS       Z21, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
@@ -6612,7 +6828,7 @@ largest:
 	VMOVSS        X18, 16916(DI)
 	VMOVUPS       minusInf<>+0(SB), Z26
 	LEAQ          -1024(AX), R13
-	MOVQ          work+72(FP), AX
+	MOVQ          work+80(FP), AX
 	LEAQ          8192(AX)(AX*1), AX
 	SUBQ          R13, AX
 	JMP           split
@@ -7390,13 +7606,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func scoresAMXRows7(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+// func scoresAMXRows7(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 // Requires: AMX_BF16, AVX, MMX+
-TEXT ·scoresAMXRows7(SB), NOSPLIT, $0-56
-	MOVQ s+8(FP), AX
-	MOVQ k+16(FP), CX
-	MOVQ groups+24(FP), BX
-	MOVQ ahead+48(FP), R8
+TEXT ·scoresAMXRows7(SB), NOSPLIT, $0-64
+	MOVQ s+16(FP), AX
+	MOVQ k+24(FP), CX
+	MOVQ groups+32(FP), BX
+	MOVQ ahead+56(FP), R8
 	MOVQ config+0(FP), R10
 	LONG $0x000000004978c2c4
 	BYTE $0x0000000000000002
@@ -7407,8 +7623,10 @@ TEXT ·scoresAMXRows7(SB), NOSPLIT, $0-56
 group:
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ q+32(FP), DX
-	MOVQ pairs+40(FP), R12
+	MOVQ far+8(FP), R12
+	ADDQ R12, DI
+	MOVQ q+40(FP), DX
+	MOVQ pairs+48(FP), R12
 	LONG $0x00000000497be2c4
 	BYTE $0x00000000000000c0
 	SUBQ $0x10, R12
@@ -7424,21 +7642,37 @@ pairs:
 	LONG       $0x000000005c6ae2c4
 	BYTE       $0x00000000000000c1
 	PREFETCHT1 (DI)
+	PREFETCHT0 1024(SI)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 1088(SI)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 1152(SI)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 1216(SI)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 1280(SI)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 1344(SI)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 1408(SI)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 1472(SI)
 	PREFETCHT1 512(DI)
+	PREFETCHT0 1536(SI)
 	PREFETCHT1 576(DI)
+	PREFETCHT0 1600(SI)
 	PREFETCHT1 640(DI)
+	PREFETCHT0 1664(SI)
 	PREFETCHT1 704(DI)
+	PREFETCHT0 1728(SI)
 	PREFETCHT1 768(DI)
+	PREFETCHT0 1792(SI)
 	PREFETCHT1 832(DI)
+	PREFETCHT0 1856(SI)
 	PREFETCHT1 896(DI)
+	PREFETCHT0 1920(SI)
 	PREFETCHT1 960(DI)
+	PREFETCHT0 1984(SI)
 	ADDQ       $0x00000400, SI
 	ADDQ       $0x00000400, DI
 	ADDQ       $0x40, DX
@@ -7470,20 +7704,20 @@ store:
 	VZEROUPPER
 	RET
 
-// func weightsAMXRows7(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+// func weightsAMXRows7(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 // Requires: AMX_BF16, AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+
-TEXT ·weightsAMXRows7(SB), NOSPLIT, $32-80
-	MOVQ    splits+40(FP), SI
+TEXT ·weightsAMXRows7(SB), NOSPLIT, $32-88
+	MOVQ    splits+48(FP), SI
 	MOVQ    SI, (SP)
-	MOVQ    w+8(FP), SI
+	MOVQ    w+16(FP), SI
 	MOVQ    SI, 8(SP)
-	MOVQ    max+16(FP), SI
+	MOVQ    max+24(FP), SI
 	MOVQ    SI, 16(SP)
-	MOVQ    sum+24(FP), SI
+	MOVQ    sum+32(FP), SI
 	MOVQ    SI, 24(SP)
-	MOVQ    k+32(FP), CX
-	MOVQ    ahead+64(FP), R8
-	MOVQ    work+72(FP), AX
+	MOVQ    k+40(FP), CX
+	MOVQ    ahead+72(FP), R8
+	MOVQ    work+80(FP), AX
 	XORQ    R13, R13
 	MOVQ    config+0(FP), R10
 	LONG    $0x000000004978c2c4
@@ -7491,7 +7725,7 @@ TEXT ·weightsAMXRows7(SB), NOSPLIT, $32-80
 	MOVQ    $0x00000200, R9
 	MOVQ    $0x00000040, R10
 	MOVQ    $0x00000400, R11
-	MOVQ    work+72(FP), R12
+	MOVQ    work+80(FP), R12
 	VPXORD  Z18, Z18, Z18
 	VMOVUPS Z18, 16384(R12)
 	VMOVUPS minusInf<>+0(SB), Z21
@@ -7516,8 +7750,10 @@ group:
 	JE   fetch
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ q+48(FP), DX
-	MOVQ pairs+56(FP), R12
+	MOVQ far+8(FP), R12
+	ADDQ R12, DI
+	MOVQ q+56(FP), DX
+	MOVQ pairs+64(FP), R12
 	LONG $0x00000000497be2c4
 	BYTE $0x00000000000000c0
 	SUBQ $0x10, R12
@@ -7533,21 +7769,37 @@ pairs:
 	LONG       $0x000000005c6ae2c4
 	BYTE       $0x00000000000000c1
 	PREFETCHT1 (DI)
+	PREFETCHT0 1024(SI)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 1088(SI)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 1152(SI)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 1216(SI)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 1280(SI)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 1344(SI)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 1408(SI)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 1472(SI)
 	PREFETCHT1 512(DI)
+	PREFETCHT0 1536(SI)
 	PREFETCHT1 576(DI)
+	PREFETCHT0 1600(SI)
 	PREFETCHT1 640(DI)
+	PREFETCHT0 1664(SI)
 	PREFETCHT1 704(DI)
+	PREFETCHT0 1728(SI)
 	PREFETCHT1 768(DI)
+	PREFETCHT0 1792(SI)
 	PREFETCHT1 832(DI)
+	PREFETCHT0 1856(SI)
 	PREFETCHT1 896(DI)
+	PREFETCHT0 1920(SI)
 	PREFETCHT1 960(DI)
+	PREFETCHT0 1984(SI)
 	ADDQ       $0x00000400, SI
 	ADDQ       $0x00000400, DI
 	ADDQ       $0x40, DX
@@ -7598,7 +7850,7 @@ fetch:
 exponentials:
 	TESTQ       R13, R13
 	JZ          next
-	MOVQ        work+72(FP), R12
+	MOVQ        work+80(FP), R12
 	MOVQ        8(SP), DI
 	VMOVUPS     (R13), Z18
 	VSUBPS.BCST 16896(R12), Z18, Z18
@@ -7720,7 +7972,7 @@ next:
 	JNZ           group
 	TESTQ         R13, R13
 	JZ            largest
-	MOVQ          work+72(FP), R12
+	MOVQ          work+80(FP), R12
 	MOVQ          24(SP), SI
 	VMOVUPS       16384(R12), Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -7815,7 +8067,7 @@ largest:
 	JE            end
 	DECQ          (SP)
 	MOVQ          16(SP), SI
-	MOVQ          work+72(FP), DI
+	MOVQ          work+80(FP), DI
 	VMOVAPS       Z21, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
@@ -7915,7 +8167,7 @@ largest:
 	VMOVSS        X18, 16920(DI)
 	VMOVUPS       minusInf<>+0(SB), Z27
 	LEAQ          -1024(AX), R13
-	MOVQ          work+72(FP), AX
+	MOVQ          work+80(FP), AX
 	LEAQ          8192(AX)(AX*1), AX
 	SUBQ          R13, AX
 	JMP           split
@@ -8763,13 +9015,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func scoresAMXRows8(config *byte, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+// func scoresAMXRows8(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 // Requires: AMX_BF16, AVX, MMX+
-TEXT ·scoresAMXRows8(SB), NOSPLIT, $0-56
-	MOVQ s+8(FP), AX
-	MOVQ k+16(FP), CX
-	MOVQ groups+24(FP), BX
-	MOVQ ahead+48(FP), R8
+TEXT ·scoresAMXRows8(SB), NOSPLIT, $0-64
+	MOVQ s+16(FP), AX
+	MOVQ k+24(FP), CX
+	MOVQ groups+32(FP), BX
+	MOVQ ahead+56(FP), R8
 	MOVQ config+0(FP), R10
 	LONG $0x000000004978c2c4
 	BYTE $0x0000000000000002
@@ -8780,8 +9032,10 @@ TEXT ·scoresAMXRows8(SB), NOSPLIT, $0-56
 group:
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ q+32(FP), DX
-	MOVQ pairs+40(FP), R12
+	MOVQ far+8(FP), R12
+	ADDQ R12, DI
+	MOVQ q+40(FP), DX
+	MOVQ pairs+48(FP), R12
 	LONG $0x00000000497be2c4
 	BYTE $0x00000000000000c0
 	SUBQ $0x10, R12
@@ -8797,21 +9051,37 @@ pairs:
 	LONG       $0x000000005c6ae2c4
 	BYTE       $0x00000000000000c1
 	PREFETCHT1 (DI)
+	PREFETCHT0 1024(SI)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 1088(SI)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 1152(SI)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 1216(SI)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 1280(SI)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 1344(SI)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 1408(SI)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 1472(SI)
 	PREFETCHT1 512(DI)
+	PREFETCHT0 1536(SI)
 	PREFETCHT1 576(DI)
+	PREFETCHT0 1600(SI)
 	PREFETCHT1 640(DI)
+	PREFETCHT0 1664(SI)
 	PREFETCHT1 704(DI)
+	PREFETCHT0 1728(SI)
 	PREFETCHT1 768(DI)
+	PREFETCHT0 1792(SI)
 	PREFETCHT1 832(DI)
+	PREFETCHT0 1856(SI)
 	PREFETCHT1 896(DI)
+	PREFETCHT0 1920(SI)
 	PREFETCHT1 960(DI)
+	PREFETCHT0 1984(SI)
 	ADDQ       $0x00000400, SI
 	ADDQ       $0x00000400, DI
 	ADDQ       $0x40, DX
@@ -8843,20 +9113,20 @@ store:
 	VZEROUPPER
 	RET
 
-// func weightsAMXRows8(config *byte, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+// func weightsAMXRows8(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 // Requires: AMX_BF16, AVX, AVX512F, AVX512VL, AVX512_BF16, MMX+
-TEXT ·weightsAMXRows8(SB), NOSPLIT, $32-80
-	MOVQ    splits+40(FP), SI
+TEXT ·weightsAMXRows8(SB), NOSPLIT, $32-88
+	MOVQ    splits+48(FP), SI
 	MOVQ    SI, (SP)
-	MOVQ    w+8(FP), SI
+	MOVQ    w+16(FP), SI
 	MOVQ    SI, 8(SP)
-	MOVQ    max+16(FP), SI
+	MOVQ    max+24(FP), SI
 	MOVQ    SI, 16(SP)
-	MOVQ    sum+24(FP), SI
+	MOVQ    sum+32(FP), SI
 	MOVQ    SI, 24(SP)
-	MOVQ    k+32(FP), CX
-	MOVQ    ahead+64(FP), R8
-	MOVQ    work+72(FP), AX
+	MOVQ    k+40(FP), CX
+	MOVQ    ahead+72(FP), R8
+	MOVQ    work+80(FP), AX
 	XORQ    R13, R13
 	MOVQ    config+0(FP), R10
 	LONG    $0x000000004978c2c4
@@ -8864,7 +9134,7 @@ TEXT ·weightsAMXRows8(SB), NOSPLIT, $32-80
 	MOVQ    $0x00000200, R9
 	MOVQ    $0x00000040, R10
 	MOVQ    $0x00000400, R11
-	MOVQ    work+72(FP), R12
+	MOVQ    work+80(FP), R12
 	VPXORD  Z18, Z18, Z18
 	VMOVUPS Z18, 16384(R12)
 	VMOVUPS minusInf<>+0(SB), Z21
@@ -8891,8 +9161,10 @@ group:
 	JE   fetch
 	MOVQ (CX), SI
 	MOVQ (CX)(R8*8), DI
-	MOVQ q+48(FP), DX
-	MOVQ pairs+56(FP), R12
+	MOVQ far+8(FP), R12
+	ADDQ R12, DI
+	MOVQ q+56(FP), DX
+	MOVQ pairs+64(FP), R12
 	LONG $0x00000000497be2c4
 	BYTE $0x00000000000000c0
 	SUBQ $0x10, R12
@@ -8908,21 +9180,37 @@ pairs:
 	LONG       $0x000000005c6ae2c4
 	BYTE       $0x00000000000000c1
 	PREFETCHT1 (DI)
+	PREFETCHT0 1024(SI)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 1088(SI)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 1152(SI)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 1216(SI)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 1280(SI)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 1344(SI)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 1408(SI)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 1472(SI)
 	PREFETCHT1 512(DI)
+	PREFETCHT0 1536(SI)
 	PREFETCHT1 576(DI)
+	PREFETCHT0 1600(SI)
 	PREFETCHT1 640(DI)
+	PREFETCHT0 1664(SI)
 	PREFETCHT1 704(DI)
+	PREFETCHT0 1728(SI)
 	PREFETCHT1 768(DI)
+	PREFETCHT0 1792(SI)
 	PREFETCHT1 832(DI)
+	PREFETCHT0 1856(SI)
 	PREFETCHT1 896(DI)
+	PREFETCHT0 1920(SI)
 	PREFETCHT1 960(DI)
+	PREFETCHT0 1984(SI)
 	ADDQ       $0x00000400, SI
 	ADDQ       $0x00000400, DI
 	ADDQ       $0x40, DX
@@ -8974,7 +9262,7 @@ fetch:
 exponentials:
 	TESTQ       R13, R13
 	JZ          next
-	MOVQ        work+72(FP), R12
+	MOVQ        work+80(FP), R12
 	MOVQ        8(SP), DI
 	VMOVUPS     (R13), Z18
 	VSUBPS.BCST 16896(R12), Z18, Z18
@@ -9112,7 +9400,7 @@ next:
 	JNZ           group
 	TESTQ         R13, R13
 	JZ            largest
-	MOVQ          work+72(FP), R12
+	MOVQ          work+80(FP), R12
 	MOVQ          24(SP), SI
 	VMOVUPS       16384(R12), Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
@@ -9219,7 +9507,7 @@ largest:
 	JE            end
 	DECQ          (SP)
 	MOVQ          16(SP), SI
-	MOVQ          work+72(FP), DI
+	MOVQ          work+80(FP), DI
 	VMOVAPS       Z21, Z18
 	VEXTRACTF64X4 $0x01, Z18, Y19
 	VMAXPS        Y19, Y18, Y18
@@ -9333,7 +9621,7 @@ largest:
 	VMOVSS        X18, 16924(DI)
 	VMOVUPS       minusInf<>+0(SB), Z28
 	LEAQ          -1024(AX), R13
-	MOVQ          work+72(FP), AX
+	MOVQ          work+80(FP), AX
 	LEAQ          8192(AX)(AX*1), AX
 	SUBQ          R13, AX
 	JMP           split
@@ -9385,6 +9673,8 @@ fourgroup:
 	MOVQ       (CX)(R8*8), DI
 	ADDQ       R11, SI
 	ADDQ       R11, DI
+	MOVQ       8(CX), R12
+	ADDQ       R11, R12
 	LONG       $0x000000004b7ba2c4
 	WORD       $0x0000000000000a64
 	BYTE       $0x0000000000000000
@@ -9394,49 +9684,81 @@ fourgroup:
 	LONG       $0x000000005c4ae2c4
 	BYTE       $0x00000000000000c4
 	PREFETCHT1 (DI)
+	PREFETCHT0 (R12)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 64(R12)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 128(R12)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 192(R12)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 256(R12)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 320(R12)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 384(R12)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 448(R12)
 	QUAD       $0x020016bc4b7ba2c4
 	WORD       $0x0000000000000000
 	LONG       $0x000000005c42e2c4
 	BYTE       $0x00000000000000cc
 	PREFETCHT1 512(DI)
+	PREFETCHT0 512(R12)
 	PREFETCHT1 576(DI)
+	PREFETCHT0 576(R12)
 	PREFETCHT1 640(DI)
+	PREFETCHT0 640(R12)
 	PREFETCHT1 704(DI)
+	PREFETCHT0 704(R12)
 	PREFETCHT1 768(DI)
+	PREFETCHT0 768(R12)
 	PREFETCHT1 832(DI)
+	PREFETCHT0 832(R12)
 	PREFETCHT1 896(DI)
+	PREFETCHT0 896(R12)
 	PREFETCHT1 960(DI)
+	PREFETCHT0 960(R12)
 	QUAD       $0x040016b44b7ba2c4
 	WORD       $0x0000000000000000
 	LONG       $0x000000005c4ae2c4
 	BYTE       $0x00000000000000d4
 	PREFETCHT1 1024(DI)
+	PREFETCHT0 1024(R12)
 	PREFETCHT1 1088(DI)
+	PREFETCHT0 1088(R12)
 	PREFETCHT1 1152(DI)
+	PREFETCHT0 1152(R12)
 	PREFETCHT1 1216(DI)
+	PREFETCHT0 1216(R12)
 	PREFETCHT1 1280(DI)
+	PREFETCHT0 1280(R12)
 	PREFETCHT1 1344(DI)
+	PREFETCHT0 1344(R12)
 	PREFETCHT1 1408(DI)
+	PREFETCHT0 1408(R12)
 	PREFETCHT1 1472(DI)
+	PREFETCHT0 1472(R12)
 	QUAD       $0x060016bc4b7ba2c4
 	WORD       $0x0000000000000000
 	LONG       $0x000000005c42e2c4
 	BYTE       $0x00000000000000dc
 	PREFETCHT1 1536(DI)
+	PREFETCHT0 1536(R12)
 	PREFETCHT1 1600(DI)
+	PREFETCHT0 1600(R12)
 	PREFETCHT1 1664(DI)
+	PREFETCHT0 1664(R12)
 	PREFETCHT1 1728(DI)
+	PREFETCHT0 1728(R12)
 	PREFETCHT1 1792(DI)
+	PREFETCHT0 1792(R12)
 	PREFETCHT1 1856(DI)
+	PREFETCHT0 1856(R12)
 	PREFETCHT1 1920(DI)
+	PREFETCHT0 1920(R12)
 	PREFETCHT1 1984(DI)
+	PREFETCHT0 1984(R12)
 	ADDQ       $0x20, DX
 	ADDQ       $0x08, CX
 	DECQ       BX
@@ -9480,6 +9802,8 @@ onegroup:
 	MOVQ       (CX)(R8*8), DI
 	ADDQ       R11, SI
 	ADDQ       R11, DI
+	MOVQ       8(CX), R12
+	ADDQ       R11, R12
 	LONG       $0x000000004b7ba2c4
 	WORD       $0x0000000000000a64
 	BYTE       $0x0000000000000000
@@ -9489,13 +9813,21 @@ onegroup:
 	LONG       $0x000000005c4ae2c4
 	BYTE       $0x00000000000000c4
 	PREFETCHT1 (DI)
+	PREFETCHT0 (R12)
 	PREFETCHT1 64(DI)
+	PREFETCHT0 64(R12)
 	PREFETCHT1 128(DI)
+	PREFETCHT0 128(R12)
 	PREFETCHT1 192(DI)
+	PREFETCHT0 192(R12)
 	PREFETCHT1 256(DI)
+	PREFETCHT0 256(R12)
 	PREFETCHT1 320(DI)
+	PREFETCHT0 320(R12)
 	PREFETCHT1 384(DI)
+	PREFETCHT0 384(R12)
 	PREFETCHT1 448(DI)
+	PREFETCHT0 448(R12)
 	ADDQ       $0x20, DX
 	ADDQ       $0x08, CX
 	DECQ       BX
@@ -9790,19 +10122,24 @@ round:
 	VZEROUPPER
 	RET
 
-// func products16AMX(config *byte, acc *float32, size int, begun bool, w *byte, stride int, x *float32, width int, blocks int, panels int, groups int, ahead int, lines int)
+// func products16AMX(config *byte, acc *float32, size int, begun bool, w *byte, stride int, x *float32, width int, blocks int, panels int, groups int, near int, far int, lines int)
 // Requires: AMX_BF16, MMX+
-TEXT ·products16AMX(SB), NOSPLIT, $0-104
-	MOVQ config+0(FP), AX
-	LONG $0x000000004978e2c4
-	BYTE $0x0000000000000000
-	MOVQ acc+8(FP), AX
-	MOVQ width+56(FP), R9
-	MOVQ $0x00000080, R10
+TEXT ·products16AMX(SB), NOSPLIT, $0-112
+	MOVQ  config+0(FP), AX
+	LONG  $0x000000004978e2c4
+	BYTE  $0x0000000000000000
+	MOVQ  acc+8(FP), AX
+	MOVQ  width+56(FP), R9
+	MOVQ  $0x00000080, R10
+	MOVQ  near+88(FP), R12
+	TESTQ R12, R12
+	JZ    panel
+	MOVQ  far+96(FP), DI
+	SUBQ  DI, R12
 
 panel:
 	MOVQ w+32(FP), CX
-	MOVQ ahead+88(FP), DI
+	MOVQ far+96(FP), DI
 	ADDQ CX, DI
 	MOVQ x+48(FP), DX
 	MOVQ groups+80(FP), R8
@@ -9830,29 +10167,95 @@ begin:
 	MOVQ blocks+64(FP), BX
 
 block:
-	LONG $0x000000004b79a2c4
-	WORD $0x0000000000000a64
-	BYTE $0x0000000000000000
-	LONG $0x000000004b7ba2c4
-	WORD $0x0000000000001174
-	BYTE $0x0000000000000000
-	LONG $0x000000005c4ae2c4
-	BYTE $0x00000000000000c4
-	LONG $0x000000004b7ba2c4
-	WORD $0x000000000000117c
-	BYTE $0x0000000000000040
-	LONG $0x000000005c42e2c4
-	BYTE $0x00000000000000cc
-	MOVQ lines+96(FP), SI
-	SUBQ $0x02, SI
-	JL   fetched
+	LONG       $0x000000004b79a2c4
+	WORD       $0x0000000000000a64
+	BYTE       $0x0000000000000000
+	LONG       $0x000000004b7ba2c4
+	WORD       $0x0000000000001174
+	BYTE       $0x0000000000000000
+	LONG       $0x000000005c4ae2c4
+	BYTE       $0x00000000000000c4
+	LONG       $0x000000004b7ba2c4
+	WORD       $0x000000000000117c
+	BYTE       $0x0000000000000040
+	LONG       $0x000000005c42e2c4
+	BYTE       $0x00000000000000cc
+	MOVQ       lines+104(FP), SI
+	TESTQ      R12, R12
+	JZ         some
+	PREFETCHT1 (DI)
+	PREFETCHT0 (DI)(R12*1)
+	PREFETCHT1 64(DI)
+	PREFETCHT0 64(DI)(R12*1)
+	PREFETCHT1 128(DI)
+	PREFETCHT0 128(DI)(R12*1)
+	PREFETCHT1 192(DI)
+	PREFETCHT0 192(DI)(R12*1)
+	PREFETCHT1 256(DI)
+	PREFETCHT0 256(DI)(R12*1)
+	PREFETCHT1 320(DI)
+	PREFETCHT0 320(DI)(R12*1)
+	PREFETCHT1 384(DI)
+	PREFETCHT0 384(DI)(R12*1)
+	PREFETCHT1 448(DI)
+	PREFETCHT0 448(DI)(R12*1)
+	PREFETCHT1 512(DI)
+	PREFETCHT0 512(DI)(R12*1)
+	PREFETCHT1 576(DI)
+	PREFETCHT0 576(DI)(R12*1)
+	PREFETCHT1 640(DI)
+	PREFETCHT0 640(DI)(R12*1)
+	PREFETCHT1 704(DI)
+	PREFETCHT0 704(DI)(R12*1)
+	PREFETCHT1 768(DI)
+	PREFETCHT0 768(DI)(R12*1)
+	PREFETCHT1 832(DI)
+	PREFETCHT0 832(DI)(R12*1)
+	PREFETCHT1 896(DI)
+	PREFETCHT0 896(DI)(R12*1)
+	PREFETCHT1 960(DI)
+	PREFETCHT0 960(DI)(R12*1)
+	PREFETCHT1 1024(DI)
+	PREFETCHT0 1024(DI)(R12*1)
+	PREFETCHT1 1088(DI)
+	PREFETCHT0 1088(DI)(R12*1)
+	PREFETCHT1 1152(DI)
+	PREFETCHT0 1152(DI)(R12*1)
+	PREFETCHT1 1216(DI)
+	PREFETCHT0 1216(DI)(R12*1)
+	PREFETCHT1 1280(DI)
+	PREFETCHT0 1280(DI)(R12*1)
+	PREFETCHT1 1344(DI)
+	PREFETCHT0 1344(DI)(R12*1)
+	PREFETCHT1 1408(DI)
+	PREFETCHT0 1408(DI)(R12*1)
+	PREFETCHT1 1472(DI)
+	PREFETCHT0 1472(DI)(R12*1)
+	PREFETCHT1 1536(DI)
+	PREFETCHT0 1536(DI)(R12*1)
+	PREFETCHT1 1600(DI)
+	PREFETCHT0 1600(DI)(R12*1)
+	PREFETCHT1 1664(DI)
+	PREFETCHT0 1664(DI)(R12*1)
+	PREFETCHT1 1728(DI)
+	PREFETCHT0 1728(DI)(R12*1)
+	PREFETCHT1 1792(DI)
+	PREFETCHT0 1792(DI)(R12*1)
+	PREFETCHT1 1856(DI)
+	PREFETCHT0 1856(DI)(R12*1)
+	PREFETCHT1 1920(DI)
+	PREFETCHT0 1920(DI)(R12*1)
+	PREFETCHT1 1984(DI)
+	PREFETCHT0 1984(DI)(R12*1)
+	ADDQ       $0x00000800, DI
+	JMP        fetched
 
-fetch:
+some:
 	PREFETCHT1 (DI)
 	PREFETCHT1 64(DI)
 	ADDQ       $0x00000080, DI
 	SUBQ       $0x02, SI
-	JGE        fetch
+	JG         some
 
 fetched:
 	ADDQ $0x00000800, CX
@@ -9884,19 +10287,24 @@ fetched:
 	BYTE $0x00000000000000c0
 	RET
 
-// func products32AMX(config *byte, acc *float32, size int, begun bool, w *byte, stride int, x *float32, width int, blocks int, panels int, groups int, ahead int, lines int)
+// func products32AMX(config *byte, acc *float32, size int, begun bool, w *byte, stride int, x *float32, width int, blocks int, panels int, groups int, near int, far int, lines int)
 // Requires: AMX_BF16, MMX+
-TEXT ·products32AMX(SB), NOSPLIT, $0-104
-	MOVQ config+0(FP), AX
-	LONG $0x000000004978e2c4
-	BYTE $0x0000000000000000
-	MOVQ acc+8(FP), AX
-	MOVQ width+56(FP), R9
-	MOVQ $0x00000080, R10
+TEXT ·products32AMX(SB), NOSPLIT, $0-112
+	MOVQ  config+0(FP), AX
+	LONG  $0x000000004978e2c4
+	BYTE  $0x0000000000000000
+	MOVQ  acc+8(FP), AX
+	MOVQ  width+56(FP), R9
+	MOVQ  $0x00000080, R10
+	MOVQ  near+88(FP), R12
+	TESTQ R12, R12
+	JZ    panel
+	MOVQ  far+96(FP), DI
+	SUBQ  DI, R12
 
 panel:
 	MOVQ w+32(FP), CX
-	MOVQ ahead+88(FP), DI
+	MOVQ far+96(FP), DI
 	ADDQ CX, DI
 	MOVQ x+48(FP), DX
 	MOVQ groups+80(FP), R8
@@ -9939,36 +10347,102 @@ begin:
 	ADDQ DX, R11
 
 block:
-	LONG $0x000000004b79a2c4
-	WORD $0x0000000000000a64
-	BYTE $0x0000000000000000
-	LONG $0x000000004b7ba2c4
-	WORD $0x0000000000001174
-	BYTE $0x0000000000000000
-	LONG $0x000000005c4ae2c4
-	BYTE $0x00000000000000c4
-	LONG $0x000000004b7ba2c4
-	WORD $0x000000000000117c
-	BYTE $0x0000000000000040
-	LONG $0x000000005c42e2c4
-	BYTE $0x00000000000000cc
-	LONG $0x000000004b7982c4
-	WORD $0x0000000000000b6c
-	BYTE $0x0000000000000000
-	LONG $0x000000005c4ae2c4
-	BYTE $0x00000000000000d5
-	LONG $0x000000005c42e2c4
-	BYTE $0x00000000000000dd
-	MOVQ lines+96(FP), SI
-	SUBQ $0x02, SI
-	JL   fetched
+	LONG       $0x000000004b79a2c4
+	WORD       $0x0000000000000a64
+	BYTE       $0x0000000000000000
+	LONG       $0x000000004b7ba2c4
+	WORD       $0x0000000000001174
+	BYTE       $0x0000000000000000
+	LONG       $0x000000005c4ae2c4
+	BYTE       $0x00000000000000c4
+	LONG       $0x000000004b7ba2c4
+	WORD       $0x000000000000117c
+	BYTE       $0x0000000000000040
+	LONG       $0x000000005c42e2c4
+	BYTE       $0x00000000000000cc
+	LONG       $0x000000004b7982c4
+	WORD       $0x0000000000000b6c
+	BYTE       $0x0000000000000000
+	LONG       $0x000000005c4ae2c4
+	BYTE       $0x00000000000000d5
+	LONG       $0x000000005c42e2c4
+	BYTE       $0x00000000000000dd
+	MOVQ       lines+104(FP), SI
+	TESTQ      R12, R12
+	JZ         some
+	PREFETCHT1 (DI)
+	PREFETCHT0 (DI)(R12*1)
+	PREFETCHT1 64(DI)
+	PREFETCHT0 64(DI)(R12*1)
+	PREFETCHT1 128(DI)
+	PREFETCHT0 128(DI)(R12*1)
+	PREFETCHT1 192(DI)
+	PREFETCHT0 192(DI)(R12*1)
+	PREFETCHT1 256(DI)
+	PREFETCHT0 256(DI)(R12*1)
+	PREFETCHT1 320(DI)
+	PREFETCHT0 320(DI)(R12*1)
+	PREFETCHT1 384(DI)
+	PREFETCHT0 384(DI)(R12*1)
+	PREFETCHT1 448(DI)
+	PREFETCHT0 448(DI)(R12*1)
+	PREFETCHT1 512(DI)
+	PREFETCHT0 512(DI)(R12*1)
+	PREFETCHT1 576(DI)
+	PREFETCHT0 576(DI)(R12*1)
+	PREFETCHT1 640(DI)
+	PREFETCHT0 640(DI)(R12*1)
+	PREFETCHT1 704(DI)
+	PREFETCHT0 704(DI)(R12*1)
+	PREFETCHT1 768(DI)
+	PREFETCHT0 768(DI)(R12*1)
+	PREFETCHT1 832(DI)
+	PREFETCHT0 832(DI)(R12*1)
+	PREFETCHT1 896(DI)
+	PREFETCHT0 896(DI)(R12*1)
+	PREFETCHT1 960(DI)
+	PREFETCHT0 960(DI)(R12*1)
+	PREFETCHT1 1024(DI)
+	PREFETCHT0 1024(DI)(R12*1)
+	PREFETCHT1 1088(DI)
+	PREFETCHT0 1088(DI)(R12*1)
+	PREFETCHT1 1152(DI)
+	PREFETCHT0 1152(DI)(R12*1)
+	PREFETCHT1 1216(DI)
+	PREFETCHT0 1216(DI)(R12*1)
+	PREFETCHT1 1280(DI)
+	PREFETCHT0 1280(DI)(R12*1)
+	PREFETCHT1 1344(DI)
+	PREFETCHT0 1344(DI)(R12*1)
+	PREFETCHT1 1408(DI)
+	PREFETCHT0 1408(DI)(R12*1)
+	PREFETCHT1 1472(DI)
+	PREFETCHT0 1472(DI)(R12*1)
+	PREFETCHT1 1536(DI)
+	PREFETCHT0 1536(DI)(R12*1)
+	PREFETCHT1 1600(DI)
+	PREFETCHT0 1600(DI)(R12*1)
+	PREFETCHT1 1664(DI)
+	PREFETCHT0 1664(DI)(R12*1)
+	PREFETCHT1 1728(DI)
+	PREFETCHT0 1728(DI)(R12*1)
+	PREFETCHT1 1792(DI)
+	PREFETCHT0 1792(DI)(R12*1)
+	PREFETCHT1 1856(DI)
+	PREFETCHT0 1856(DI)(R12*1)
+	PREFETCHT1 1920(DI)
+	PREFETCHT0 1920(DI)(R12*1)
+	PREFETCHT1 1984(DI)
+	PREFETCHT0 1984(DI)(R12*1)
+	ADDQ       $0x00000800, DI
+	JMP        fetched
 
-fetch:
+some:
 	PREFETCHT1 (DI)
 	PREFETCHT1 64(DI)
 	ADDQ       $0x00000080, DI
 	SUBQ       $0x02, SI
-	JGE        fetch
+	JG         some
 
 fetched:
 	ADDQ $0x00000800, CX

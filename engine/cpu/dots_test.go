@@ -161,7 +161,7 @@ func TestAttentionDotsAreGeneric(t *testing.T) {
 				groups += splitGroups - 1
 			}
 			list := func(size int) **byte {
-				list := make([]*byte, groups+ahead)
+				list := make([]*byte, groups+max(ahead, leastAhead))
 				for i := range list {
 					list[i] = (*byte)(unsafe.Pointer(&words(size)[0]))
 				}

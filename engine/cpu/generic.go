@@ -224,7 +224,7 @@ func indexGeneric(x *float32, n int, v float32) int {
 	return -1
 }
 
-func streamGeneric(p *byte, bytes, _ int) (sum uint32) {
+func streamGeneric(p *byte, bytes, _, _ int) (sum uint32) {
 	for _, v := range unsafe.Slice((*[8]uint64)(unsafe.Pointer(p)), bytes/64) {
 		sum |= uint32(v[0] | v[1] | v[2] | v[3] | v[4] | v[5] | v[6] | v[7])
 	}

@@ -16,6 +16,7 @@ type kernels struct {
 	fullRows          int
 	tileBF16, tileF32 [maxTileRows]tileKernel
 	few, many         fetch // of kernels for up to fewRows or fewDotRows rows, and for more
+	probe             fetch // of stream
 
 	// A dot kernel does the same with inputs rounded to bf16, in pairs, two
 	// products an instruction; nil where there is none. x is [rows][pairs], rows
@@ -52,9 +53,9 @@ type kernels struct {
 	index func(x *float32, n int, v float32) int
 
 	// To measure the machine: stream reads memory in blocks of streamBytes and
-	// fetches what is near bytes ahead, multiply does multiplyChains fused multiply-adds
+	// fetches what is near bytes ahead into L1, and far ahead into L2; multiply does multiplyChains fused multiply-adds
 	// of all lanes in each round, and multiplyDots dotFLOPs operations in bf16.
-	stream       func(p *byte, bytes, near int) uint32
+	stream       func(p *byte, bytes, near, far int) uint32
 	multiply     func(rounds int) float32
 	multiplyDots func(rounds int) float32
 	dotFLOPs     int
@@ -94,9 +95,8 @@ type (
 )
 
 // fetch is how far ahead of their use weights are fetched by instruction, in
-// bytes: from L2 into L1, from memory into L2, by the probe of memory, and of the
-// recurrent state.
-type fetch struct{ near, far, stream, state int }
+// bytes, into L1 and into L2; and keys and values into L2, the recurrent state into L1.
+type fetch struct{ near, far, keys, state int }
 
 const (
 	maxTileRows    = 12

@@ -143,6 +143,6 @@ func (t *probeTask) work(worker int) {
 			}
 			continue
 		}
-		*sink += t.b.kernels.stream(&p[0], len(p), t.b.kernels.few.stream)
+		*sink += t.b.kernels.stream(&p[0], len(p), t.b.kernels.probe.near, t.b.kernels.probe.far)
 	}
 }

@@ -63,7 +63,7 @@ func indexAVX2(x *float32, n int, v float32) int
 // streamAVX2 reads memory, in blocks of 256 bytes.
 //
 //go:noescape
-func streamAVX2(p *byte, bytes int, near int) uint32
+func streamAVX2(p *byte, bytes int, near int, far int) uint32
 
 // multiplyAVX2 does 12 fused multiply-adds of 8 lanes in each round.
 //
@@ -118,7 +118,7 @@ func indexAVX512(x *float32, n int, v float32) int
 // streamAVX512 reads memory, in blocks of 256 bytes.
 //
 //go:noescape
-func streamAVX512(p *byte, bytes int, near int) uint32
+func streamAVX512(p *byte, bytes int, near int, far int) uint32
 
 // multiplyAVX512 does 12 fused multiply-adds of 16 lanes in each round.
 //

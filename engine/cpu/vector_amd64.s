@@ -1177,38 +1177,43 @@ hit:
 	VZEROUPPER
 	RET
 
-// func streamAVX2(p *byte, bytes int, near int) uint32
+// func streamAVX2(p *byte, bytes int, near int, far int) uint32
 // Requires: AVX, AVX2, MMX+
-TEXT ·streamAVX2(SB), NOSPLIT, $0-28
+TEXT ·streamAVX2(SB), NOSPLIT, $0-36
 	MOVQ  near+16(FP), AX
-	MOVQ  p+0(FP), CX
-	MOVQ  bytes+8(FP), DX
+	MOVQ  far+24(FP), CX
+	MOVQ  p+0(FP), DX
+	MOVQ  bytes+8(FP), BX
 	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	VPXOR Y2, Y2, Y2
 	VPXOR Y3, Y3, Y3
 
 loop:
-	PREFETCHT0 (CX)(AX*1)
-	PREFETCHT0 64(CX)(AX*1)
-	PREFETCHT0 128(CX)(AX*1)
-	PREFETCHT0 192(CX)(AX*1)
-	VPOR       (CX), Y0, Y0
-	VPOR       32(CX), Y1, Y1
-	VPOR       64(CX), Y2, Y2
-	VPOR       96(CX), Y3, Y3
-	VPOR       128(CX), Y0, Y0
-	VPOR       160(CX), Y1, Y1
-	VPOR       192(CX), Y2, Y2
-	VPOR       224(CX), Y3, Y3
-	ADDQ       $0x00000100, CX
-	SUBQ       $0x00000100, DX
+	PREFETCHT0 (DX)(AX*1)
+	PREFETCHT1 (DX)(CX*1)
+	PREFETCHT0 64(DX)(AX*1)
+	PREFETCHT1 64(DX)(CX*1)
+	PREFETCHT0 128(DX)(AX*1)
+	PREFETCHT1 128(DX)(CX*1)
+	PREFETCHT0 192(DX)(AX*1)
+	PREFETCHT1 192(DX)(CX*1)
+	VPOR       (DX), Y0, Y0
+	VPOR       32(DX), Y1, Y1
+	VPOR       64(DX), Y2, Y2
+	VPOR       96(DX), Y3, Y3
+	VPOR       128(DX), Y0, Y0
+	VPOR       160(DX), Y1, Y1
+	VPOR       192(DX), Y2, Y2
+	VPOR       224(DX), Y3, Y3
+	ADDQ       $0x00000100, DX
+	SUBQ       $0x00000100, BX
 	JG         loop
 	VPOR       Y1, Y0, Y0
 	VPOR       Y2, Y0, Y0
 	VPOR       Y3, Y0, Y0
 	VMOVD      X0, AX
-	MOVL       AX, ret+24(FP)
+	MOVL       AX, ret+32(FP)
 	VZEROUPPER
 	RET
 
@@ -1907,34 +1912,39 @@ hit:
 	VZEROUPPER
 	RET
 
-// func streamAVX512(p *byte, bytes int, near int) uint32
+// func streamAVX512(p *byte, bytes int, near int, far int) uint32
 // Requires: AVX, AVX512F, MMX+
-TEXT ·streamAVX512(SB), NOSPLIT, $0-28
+TEXT ·streamAVX512(SB), NOSPLIT, $0-36
 	MOVQ   near+16(FP), AX
-	MOVQ   p+0(FP), CX
-	MOVQ   bytes+8(FP), DX
+	MOVQ   far+24(FP), CX
+	MOVQ   p+0(FP), DX
+	MOVQ   bytes+8(FP), BX
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
 
 loop:
-	PREFETCHT0 (CX)(AX*1)
-	PREFETCHT0 64(CX)(AX*1)
-	PREFETCHT0 128(CX)(AX*1)
-	PREFETCHT0 192(CX)(AX*1)
-	VPORD      (CX), Z0, Z0
-	VPORD      64(CX), Z1, Z1
-	VPORD      128(CX), Z2, Z2
-	VPORD      192(CX), Z3, Z3
-	ADDQ       $0x00000100, CX
-	SUBQ       $0x00000100, DX
+	PREFETCHT0 (DX)(AX*1)
+	PREFETCHT1 (DX)(CX*1)
+	PREFETCHT0 64(DX)(AX*1)
+	PREFETCHT1 64(DX)(CX*1)
+	PREFETCHT0 128(DX)(AX*1)
+	PREFETCHT1 128(DX)(CX*1)
+	PREFETCHT0 192(DX)(AX*1)
+	PREFETCHT1 192(DX)(CX*1)
+	VPORD      (DX), Z0, Z0
+	VPORD      64(DX), Z1, Z1
+	VPORD      128(DX), Z2, Z2
+	VPORD      192(DX), Z3, Z3
+	ADDQ       $0x00000100, DX
+	SUBQ       $0x00000100, BX
 	JG         loop
 	VPORD      Z1, Z0, Z0
 	VPORD      Z2, Z0, Z0
 	VPORD      Z3, Z0, Z0
 	VMOVD      X0, AX
-	MOVL       AX, ret+24(FP)
+	MOVL       AX, ret+32(FP)
 	VZEROUPPER
 	RET
 

@@ -76,12 +76,13 @@ func tileRelease() { amx(plain, 0x49, []byte{0b11 << 6}, 0, 0, 0, 0) }
 // products multiplies panels, stride bytes apart, by groups of up to 16 or 32 rows each,
 // as their configuration says, 16 pairs of inputs at a time. Sums lie as in the other
 // kernels, those of the next panel size bytes on. A panel's part stays in L1 for all
-// groups. With each block of it, so many lines are fetched into L2, from what is ahead
-// bytes after that part on.
+// groups. With each block of it, so many lines are fetched into L2, from far bytes after
+// that part on; or, for a single group, as much as a block has, and into L1 from near
+// bytes on, which otherwise is 0.
 func products(tiles int) {
 	text(fmt.Sprintf("products%dAMX", tiles*tileRows),
-		"func(config *byte, acc *float32, size int, begun bool, w *byte, stride int, x *float32, width, blocks, panels, groups, ahead, lines int)")
-	const acc, w, x, width, blocks, groups, next, count, apart = rax, rcx, rdx, r9, rbx, r8, rdi, rsi, r10
+		"func(config *byte, acc *float32, size int, begun bool, w *byte, stride int, x *float32, width, blocks, panels, groups, near, far, lines int)")
+	const acc, w, x, width, blocks, groups, next, near, count, apart = rax, rcx, rdx, r9, rbx, r8, rdi, r12, rsi, r10
 	inputs, second := [2]gp{x, r11}, r13
 	Load(Param("config"), general[rax])
 	tileConfigure(rax)
@@ -92,6 +93,11 @@ func products(tiles int) {
 		Load(Param(p.name), general[p.to])
 	}
 	MOVQ(U32(panel*4), general[apart])
+	Load(Param("near"), general[near])
+	TESTQ(general[near], general[near])
+	JZ(LabelRef("panel"))
+	Load(Param("far"), general[next])
+	SUBQ(general[next], general[near]) // from where lines are fetched into L2
 	eachSum := func(do func(t tmm, base gp, disp int)) {
 		if tiles > 1 {
 			LEAQ(Mem{Base: general[acc], Disp: tileRows * panel * 4}, general[second])
@@ -105,7 +111,7 @@ func products(tiles int) {
 
 	Label("panel")
 	Load(Param("w"), general[w])
-	Load(Param("ahead"), general[next])
+	Load(Param("far"), general[next])
 	ADDQ(general[w], general[next])
 	Load(Param("x"), general[x])
 	Load(Param("groups"), general[groups])
@@ -137,15 +143,21 @@ func products(tiles int) {
 		}
 	}
 	Load(Param("lines"), general[count])
-	SUBQ(U8(2), general[count])
-	JL(LabelRef("fetched"))
-	Label("fetch")
+	TESTQ(general[near], general[near])
+	JZ(LabelRef("some"))
+	for i := 0; i < tilePairs*panel*4; i += line {
+		PREFETCHT1(Mem{Base: general[next], Disp: i})
+		PREFETCHT0(Mem{Base: general[next], Index: general[near], Scale: 1, Disp: i})
+	}
+	ADDQ(U32(tilePairs*panel*4), general[next])
+	JMP(LabelRef("fetched"))
+	Label("some")
 	for i := range 2 {
 		PREFETCHT1(Mem{Base: general[next], Disp: i * line})
 	}
 	ADDQ(U32(2*line), general[next])
 	SUBQ(U8(2), general[count])
-	JGE(LabelRef("fetch"))
+	JG(LabelRef("some"))
 	Label("fetched")
 	ADDQ(U32(tilePairs*panel*4), general[w])
 	for r := range tiles {

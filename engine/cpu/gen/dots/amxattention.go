@@ -26,11 +26,17 @@ func tileStrides() {
 	MOVQ(U32(4*split), general[scoreStride])
 }
 
-// groupInTiles multiplies 16 pairs at a time.
+// keysNear is how far ahead keys are fetched into L1, in bytes.
+const keysNear = 1024
+
+// groupInTiles multiplies 16 pairs at a time. What it fetches into L2 is far bytes after
+// the keys that lie ahead in the list.
 func groupInTiles(rows int, each func(r int, scores Op)) {
 	const at, next, left = keysAt, keysNext, pairsLeft
 	MOVQ(Mem{Base: general[keysList]}, general[at])
 	MOVQ(Mem{Base: general[keysList], Index: general[keysAhead], Scale: 8}, general[next])
+	Load(Param("far"), general[left])
+	ADDQ(general[left], general[next])
 	Load(Param("q"), general[rowsLow])
 	Load(Param("pairs"), general[left])
 	tileZero(tileScores)
@@ -42,6 +48,7 @@ func groupInTiles(rows int, each func(r int, scores Op)) {
 	tileMultiply(tileScores, tileQueries, tileKeys)
 	for i := range tilePairs {
 		PREFETCHT1(Mem{Base: general[next], Disp: i * line})
+		PREFETCHT0(Mem{Base: general[at], Disp: keysNear + i*line})
 	}
 	ADDQ(U32(tilePairs*line), general[at])
 	ADDQ(U32(tilePairs*line), general[next])
@@ -64,11 +71,12 @@ func groupInTiles(rows int, each func(r int, scores Op)) {
 }
 
 // mixTiles is mix in tiles, for any number of rows: up to mixChunks chunks of a split's
-// values at a time, whose sums stay in tiles, then the next ones.
+// values at a time, whose sums stay in tiles, then the next ones. What follows in the
+// list is fetched into L1, what lies ahead into L2.
 func mixTiles() {
 	text("mixAMX", "func(config *byte, acc *float32, v **byte, groups int, p *float32, rows, chunks, ahead, stride int)")
 	const mixChunks = 4
-	const acc, list, groups, at, next, left, ahead, weights, width, valueStride = rax, rcx, rbx, rsi, rdi, r12, r8, rdx, r9, r10
+	const acc, list, groups, at, next, near, ahead, weights, width, valueStride = rax, rcx, rbx, rsi, rdi, r12, r8, rdx, r9, r10
 	const offset, chunkSize = r11, r13
 	const values, inputs tmm = 6, 4
 	chunks := AllocLocal(8)
@@ -82,8 +90,8 @@ func mixTiles() {
 	SHLQ(Imm(6), general[chunkSize])
 
 	Label("split")
-	Load(Param("chunks"), general[left])
-	MOVQ(general[left], chunks)
+	Load(Param("chunks"), general[near])
+	MOVQ(general[near], chunks)
 	XORQ(general[offset], general[offset])
 	// some multiplies n chunks.
 	some := func(name string, n int) {
@@ -94,14 +102,16 @@ func mixTiles() {
 		Load(Param("v"), general[list])
 		Load(Param("p"), general[weights])
 		Load(Param("groups"), general[groups])
-		MOVQ(U32(split/group), general[left])
-		CMPQ(general[groups], general[left])
-		CMOVQGT(general[left], general[groups])
+		MOVQ(U32(split/group), general[near])
+		CMPQ(general[groups], general[near])
+		CMOVQGT(general[near], general[groups])
 		Label(name + "group")
 		MOVQ(Mem{Base: general[list]}, general[at])
 		MOVQ(Mem{Base: general[list], Index: general[ahead], Scale: 8}, general[next])
 		ADDQ(general[offset], general[at])
 		ADDQ(general[offset], general[next])
+		MOVQ(Mem{Base: general[list], Disp: 8}, general[near])
+		ADDQ(general[offset], general[near])
 		tileLoad(inputs, weights, width, 0)
 		for c := range n {
 			v := values + tmm(c%2)
@@ -109,6 +119,7 @@ func mixTiles() {
 			tileMultiply(tmm(c), inputs, v)
 			for i := range chunkBytes / line {
 				PREFETCHT1(Mem{Base: general[next], Disp: c*chunkBytes + i*line})
+				PREFETCHT0(Mem{Base: general[near], Disp: c*chunkBytes + i*line})
 			}
 		}
 		ADDQ(Imm(4*group/2), general[weights])
@@ -146,8 +157,8 @@ func mixTiles() {
 	ADDQ(U32(mostRows*rowBytes), general[weights])
 	store(weights, "p")
 	Load(Param("acc"), general[acc])
-	Load(Param("stride"), general[left])
-	ADDQ(general[left], general[acc])
+	Load(Param("stride"), general[near])
+	ADDQ(general[near], general[acc])
 	store(acc, "acc")
 	JMP(LabelRef("split"))
 	Label("end")

@@ -57,7 +57,7 @@ type multiplier struct {
 
 var (
 	inVectors = multiplier{name: "Dots", begin: rowStrides, group: groupInVectors, end: func() { VZEROUPPER() }}
-	inTiles   = multiplier{name: "AMX", params: "config *byte, ", begin: tileStrides, group: groupInTiles, end: func() { tileRelease(); VZEROUPPER() }}
+	inTiles   = multiplier{name: "AMX", params: "config *byte, far int, ", begin: tileStrides, group: groupInTiles, end: func() { tileRelease(); VZEROUPPER() }}
 )
 
 // scoreSum is a sum of a row over even or odd pairs.

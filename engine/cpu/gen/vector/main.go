@@ -274,9 +274,9 @@ func index(isa simd.ISA) {
 // stream reads memory and does next to nothing with it.
 func stream(isa simd.ISA) {
 	const bytes = 256
-	text(isa, "stream", "func(p *byte, bytes, near int) uint32")
+	text(isa, "stream", "func(p *byte, bytes, near, far int) uint32")
 	Doc(fmt.Sprintf("stream%s reads memory, in blocks of %d bytes.", isa.Name, bytes))
-	near := Load(Param("near"), GP64())
+	near, far := Load(Param("near"), GP64()), Load(Param("far"), GP64())
 	p, n := Load(Param("p"), GP64()), Load(Param("bytes"), GP64())
 	var sums []reg.VecVirtual
 	for range 4 {
@@ -285,6 +285,7 @@ func stream(isa simd.ISA) {
 	Label("loop")
 	for line := 0; line < bytes; line += 64 {
 		PREFETCHT0(Mem{Base: p, Index: near, Scale: 1, Disp: line})
+		PREFETCHT1(Mem{Base: p, Index: far, Scale: 1, Disp: line})
 	}
 	for i := 0; i < bytes; i += 4 * isa.Lanes {
 		s := sums[i/(4*isa.Lanes)%len(sums)]
