@@ -402,17 +402,18 @@ func (t *attentionTask) list(w *attentionWorker, u *unit, lo, hi int) (ahead int
 	lo, hi = lo*splitGroups, min(hi*splitGroups, u.groups)
 	groups := hi - lo
 	w.keys, w.values = w.reads[:groups], w.reads[groups:]
-	next, runs := -1, 0
+	// No division by what a KV block holds: meanwhile memory stands still.
+	at, block, in, runs := c.index(layer, u.head, blocks, lo), lo/c.perBlock, lo%c.perBlock, 1
 	for i := range groups {
-		at := next
-		if i == 0 || (lo+i)%c.perBlock == 0 {
-			at = c.index(layer, u.head, blocks, lo+i)
-		}
-		if at != next {
-			runs++
+		if in == c.perBlock {
+			block, in = block+1, 0
+			if next := c.begin(layer, u.head, blocks[block]); next != at {
+				at = next
+				runs++
+			}
 		}
 		w.keys[i], w.values[i] = c.keys(at), c.values(at)
-		next = at + 1
+		at, in = at+1, in+1
 	}
 	if ahead = t.ahead; runs*runBytes <= groups*c.keyBytes {
 		ahead = t.aheadInRun

@@ -74,8 +74,12 @@ func (c *kvCache) lanes(group int) int {
 
 // index is the place of a group of a sequence among all groups.
 func (c *kvCache) index(layer, head int, blocks []int32, group int) int {
-	run := (layer*c.spec.KVHeads + head) * c.spec.Blocks
-	return (run+int(blocks[group/c.perBlock]))*c.perBlock + group%c.perBlock
+	return c.begin(layer, head, blocks[group/c.perBlock]) + group%c.perBlock
+}
+
+// begin is where a KV block begins among all groups.
+func (c *kvCache) begin(layer, head int, block int32) int {
+	return ((layer*c.spec.KVHeads+head)*c.spec.Blocks + int(block)) * c.perBlock
 }
 
 func (c *kvCache) keys(index int) *byte { return (*byte)(unsafe.Add(c.data, index*c.keyBytes)) }
