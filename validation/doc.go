@@ -29,9 +29,10 @@
 // before the block. Its requests are submitted at once; its time is from then
 // until the last result.
 //
-// On a CPU with AVX512_BF16 or AMX, linears multiply inputs that are rounded to bf16, in
-// both arms (-precision f32 keeps them float32): on Zen 4 that makes arithmetic half
-// as dear, and larger batches pay more. The engine's own description says which it was.
+// On a CPU with AMX or AMD's AVX512_BF16, linears multiply inputs that are rounded to
+// bf16, in both arms (-precision f32 keeps them float32): on Zen 4 that makes arithmetic
+// half as dear, in AMX a sixteenth, and larger batches pay more. The engine's own
+// description says which it was.
 //
 // # The unit of evidence
 //

@@ -71,7 +71,7 @@ func (o *Options) Register(fs *flag.FlagSet) {
 	fs.IntVar(&o.MaxBatchSize, "max-batch-size", 8, "rows of the batch arm")
 	fs.IntVar(&o.TokenBudget, "token-budget", 0, "tokens of one step, 0 for the default")
 	fs.IntVar(&o.Threads, "threads", 0, "threads of the cpu backend, 0 for all cores")
-	fs.StringVar(&o.Precision, "precision", cpu.AutoPrecision.String(), "what the cpu backend multiplies bf16 weights, keys and values by, `auto|f32|bf16`: float32, or that rounded to bf16; auto is bf16 where the CPU has AVX512_BF16 or AMX")
+	fs.StringVar(&o.Precision, "precision", cpu.AutoPrecision.String(), "what the cpu backend multiplies bf16 weights, keys and values by, `auto|f32|bf16`: float32, or that rounded to bf16; auto is bf16 where the CPU is faster at it, with AMX or AMD's AVX512_BF16")
 	fs.StringVar(&o.Turns, "turns", TurnsStep, "how the arms of a block share the machine, `step|run`: they alternate from step to step, or run one after another")
 	fs.DurationVar(&o.TimeLimit, "time-limit", 0, "time in which the criteria end, decided or not, once each has its least blocks; 0 for none")
 	fs.Uint64Var(&o.Seed, "seed", 1, "seed of prompts, orders and random weights")

@@ -10,11 +10,11 @@
 // fused multiply-add each, whatever the number of tokens, workers or the
 // instruction set. The generic Go code computes the same bits as the assembly.
 //
-// Where the CPU has AVX512_BF16 or AMX, what is multiplied by bf16 weights, keys and values
-// is rounded to bf16 (see [Precision]), as PyTorch does: by 2⁻⁸ of it at most, while
-// sums and all other ops stay float32. Such results differ from those of other CPUs, and
-// those of AMX, which sums in an order of its own, from those of AVX512_BF16, which the
-// generic code computes too; among themselves rows stay bit-identical.
+// Where the CPU has AMX or AMD's AVX512_BF16, what is multiplied by bf16 weights, keys
+// and values is rounded to bf16 (see [Precision]), as PyTorch does: by 2⁻⁸ of it at most,
+// while sums and all other ops stay float32. Such results differ from those of other
+// CPUs, and those of AMX, which sums in an order of its own, from those of AVX512_BF16,
+// which the generic code computes too; among themselves rows stay bit-identical.
 //
 // Between two calls of a kernel no weights are on their way, so a call takes many
 // panels; and workers, which do not get the same share of the memory's bandwidth

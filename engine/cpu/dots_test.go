@@ -294,7 +294,7 @@ func TestPrecision(t *testing.T) {
 		got, err := AutoPrecision.resolve(isa)
 		require.NoError(t, err)
 		want := F32
-		if isa != Generic && kernelsFor(isa).dots != nil {
+		if k := kernelsFor(isa); k.dots != nil && !k.slowDots {
 			want = BF16
 		}
 		require.Equal(t, want, got, isa)

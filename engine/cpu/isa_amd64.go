@@ -143,6 +143,7 @@ var (
 // withTiles multiplies in AMX, however many rows; so many share a pass over the weights
 // that their inputs, of a block, and their sums stay in L2.
 func withTiles(k kernels) *kernels {
+	k.slowDots = false
 	k.dots, k.dotBlocking = dotsAMX, blocking{rows: 512, chunk: 512, panels: 8}
 	k.few.keys = 0 // see keysFar
 	k.multiplyDots, k.dotFLOPs = multiplyTiles, 4*2*amxRows*amxRows*2*amxPairs
@@ -151,6 +152,7 @@ func withTiles(k kernels) *kernels {
 
 // withDots adds the kernels for AVX512_BF16.
 func withDots(k kernels) *kernels {
+	k.slowDots = !cpuid.CPU.IsVendor(cpuid.AMD) // on Granite Rapids VDPBF16PS does half of what fused multiply-adds do
 	k.dots, k.dotBlocking, k.dotFLOPs = dotsAVX512, tiled(maxTileRows, false), 2*2*multiplyChains*k.lanes
 	k.round, k.roundAway, k.scaleRound, k.multiplyDots = roundDots, roundDotsAway, scaleRoundDots, multiplyDots
 	return &k

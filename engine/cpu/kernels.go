@@ -24,6 +24,7 @@ type kernels struct {
 	// scaleRound rounds (x·a)·(w+b). roundAway writes past the caches, to where half a
 	// line begins.
 	dots        dotKernel
+	slowDots    bool // slower than float32: not taken unless asked for
 	dotBlocking blocking
 	round       func(dst, x *float32, n int)
 	roundAway   func(dst, x *float32, n int)
@@ -120,6 +121,7 @@ var generic = &kernels{
 	tileBF16:     tilesGeneric(pairBytes, tileBF16Generic),
 	tileF32:      tilesGeneric(2*pairBytes, tileF32Generic),
 	dots:         dotsGeneric,
+	slowDots:     true,
 	dotBlocking:  tiled(maxTileRows, false),
 	round:        roundGeneric,
 	roundAway:    roundGeneric,

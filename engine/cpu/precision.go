@@ -7,7 +7,7 @@ import "fmt"
 type Precision uint8
 
 const (
-	// AutoPrecision is BF16 where the CPU has an instruction for it, else F32.
+	// AutoPrecision is BF16 where the CPU is faster at it, else F32.
 	AutoPrecision Precision = iota
 	// F32 widens weights, keys and values, and multiplies them by float32.
 	F32
@@ -48,7 +48,7 @@ func (p Precision) resolve(isa ISA) (Precision, error) {
 	switch {
 	case p > BF16:
 		return 0, fmt.Errorf("cpu: precision %d does not exist", p)
-	case p == AutoPrecision && dots && isa != Generic:
+	case p == AutoPrecision && dots && !kernelsFor(isa).slowDots:
 		return BF16, nil
 	case p == AutoPrecision:
 		return F32, nil
