@@ -29,7 +29,7 @@ type Backend struct {
 	linear     linearTask
 	embed      embedTask
 	sample     sampleTask
-	sampler    *probeTask  // nil until memory was sampled
+	memory     *probeTask  // nil until its bandwidth was measured
 	packed     []float32   // the input of Linear, packed for the kernels
 	packedRows [][]float32 // the same for one worker, when that is cheaper than to share
 	tiles      [][]float32 // accumulators of each worker

@@ -197,7 +197,9 @@ func TestSample(t *testing.T) {
 func TestProbes(t *testing.T) {
 	for _, isa := range Supported() {
 		b := newBackend(t, Options{Threads: 2, ISA: isa})
-		bandwidth, err := b.measureBandwidth(8 << 20)
+		_, err := b.memoryProbe(8 << 20) // for all that follow
+		require.NoError(t, err)
+		bandwidth, err := b.MeasureReadBandwidth()
 		require.NoError(t, err)
 		peak := b.measurePeak(64, F32)
 		require.Greater(t, bandwidth, 1e6)

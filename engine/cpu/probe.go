@@ -28,44 +28,48 @@ const (
 func probeMemory() int { return min(max(4*cpuid.CPU.Cache.L3, 256<<20), 1<<30) }
 
 // MeasureReadBandwidth streams through memory far larger than the caches with
-// all workers, and returns the best of several runs in bytes a second. The
-// backend must be idle.
+// all workers, and returns the best of several runs in bytes a second. It keeps the
+// memory until the backend is closed: to give it back would take the system a while, at
+// the cost of what is measured next. The backend must be idle.
 func (b *Backend) MeasureReadBandwidth() (bytesPerSecond float64, err error) {
-	return b.measureBandwidth(probeMemory())
-}
-
-// SampleReadBandwidth streams through such memory once, and returns the rate in
-// bytes a second. It keeps the memory until the backend is closed, so that only
-// the first call takes more than the time of the reads. The backend must be idle.
-func (b *Backend) SampleReadBandwidth() (bytesPerSecond float64, err error) {
-	t := b.sampler
-	if t == nil {
-		t = b.newProbe()
-		bytes := probeMemory()
-		p, err := b.mem.alloc(bytes)
-		if err != nil {
-			return 0, err
-		}
-		t.memory = unsafe.Slice((*byte)(p), bytes)
-		t.fill()
-		b.sampler = t
-	}
-	start := time.Now()
-	b.pool.run(t)
-	return float64(len(t.memory)/probeBytes*probeBytes) / max(time.Since(start), 1).Seconds(), nil
-}
-
-func (b *Backend) measureBandwidth(bytes int) (float64, error) {
-	var mem arena
-	p, err := mem.alloc(bytes)
+	t, err := b.memoryProbe(probeMemory())
 	if err != nil {
 		return 0, err
 	}
-	t := b.newProbe()
-	t.memory = unsafe.Slice((*byte)(p), bytes)
-	t.fill()
-	best := b.best(t)
-	return float64(bytes/probeBytes*probeBytes) / best.Seconds(), mem.close()
+	return t.rate(b.best(t)), nil
+}
+
+// SampleReadBandwidth streams through that memory once, and returns the rate in
+// bytes a second. Only the first call takes more than the time of the reads. The backend
+// must be idle.
+func (b *Backend) SampleReadBandwidth() (bytesPerSecond float64, err error) {
+	t, err := b.memoryProbe(probeMemory())
+	if err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	b.pool.run(t)
+	return t.rate(max(time.Since(start), 1)), nil
+}
+
+// memoryProbe is the one probe of memory.
+func (b *Backend) memoryProbe(bytes int) (*probeTask, error) {
+	if b.memory == nil {
+		p, err := b.mem.alloc(bytes)
+		if err != nil {
+			return nil, err
+		}
+		t := b.newProbe()
+		t.memory = unsafe.Slice((*byte)(p), bytes)
+		t.fill()
+		b.memory = t
+	}
+	return b.memory, nil
+}
+
+// rate is that of a run, in bytes a second.
+func (t *probeTask) rate(run time.Duration) float64 {
+	return float64(len(t.memory)/probeBytes*probeBytes) / run.Seconds()
 }
 
 // MeasurePeakFLOPs keeps the multipliers of all workers busy from registers, in
