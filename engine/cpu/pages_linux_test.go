@@ -1,0 +1,112 @@
+package cpu
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"runtime/debug"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// pages hands out words that end where memory that may not be touched begins, or begin
+// where it ends.
+type pages struct {
+	t     *testing.T
+	rng   *rand.Rand
+	first bool // that memory comes first
+}
+
+func (p pages) words(n int) *float32 {
+	page := os.Getpagesize()
+	size := roundUp(4*n, page)
+	all, err := unix.Mmap(-1, 0, size+page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	require.NoError(p.t, err)
+	p.t.Cleanup(func() { require.NoError(p.t, unix.Munmap(all)) })
+	guard, rest := all[size:], all[size-4*n:size]
+	if p.first {
+		guard, rest = all[:page], all[page:][:4*n]
+	}
+	require.NoError(p.t, unix.Mprotect(guard, unix.PROT_NONE))
+	x := unsafe.Slice((*float32)(unsafe.Pointer(&rest[0])), n)
+	for i := range x {
+		x[i] = p.rng.Float32()
+	}
+	return &x[0]
+}
+
+// list is of pointers to words.
+func (p pages) list(n, words int) **byte {
+	list := unsafe.Slice((**byte)(unsafe.Pointer(p.words(2*n))), n)
+	for i := range list {
+		list[i] = (*byte)(unsafe.Pointer(p.words(words)))
+	}
+	return &list[0]
+}
+
+// TestDotsStayInTheirPages: what kernels for bf16 products read and write begins and
+// ends where it should, even where only a fault would tell.
+func TestDotsStayInTheirPages(t *testing.T) {
+	const seed = 8
+	t.Logf("seed %d", seed)
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	for _, first := range []bool{false, true} {
+		p := pages{t, rand.New(rand.NewPCG(seed, 0)), first}
+		run := func(f func(), format string, args ...any) {
+			t.Helper()
+			require.NotPanics(t, f, fmt.Sprintf(format, args...))
+		}
+		for _, k := range dotSets(t) {
+			most := maxTileRows
+			if k == kernelsFor(AMX) {
+				most = 70
+			}
+			for rows := 1; rows <= most; rows++ {
+				for range 4 {
+					pairs, panels := 1+p.rng.IntN(40), 1+p.rng.IntN(3)
+					stride := pairs + p.rng.IntN(5)
+					acc, w, x := p.words(panels*rows*panelOutputs), p.words(panels*pairs*panelOutputs), p.words((rows-1)*stride+pairs)
+					for _, begun := range []bool{false, true} {
+						run(func() {
+							k.dots(rows, acc, begun, (*byte)(unsafe.Pointer(w)), x, 4*stride, pairs, panels, pairBytes, 0, pairBytes)
+						}, "%d rows, %d pairs, %d panels", rows, pairs, panels)
+					}
+				}
+			}
+		}
+		for _, isa := range slices.Sorted(maps.Keys(dotMixers(t))) {
+			k := mixersFor(isa)
+			for rows := 1; rows <= unitRows; rows++ {
+				for range 6 {
+					pairs, chunks, ahead := 1+p.rng.IntN(40), 1+p.rng.IntN(9), p.rng.IntN(3)
+					what := fmt.Sprintf("%v, %d rows, %d pairs, %d chunks", isa, rows, pairs, chunks)
+					q := p.words((rows-1)*dotRowWords + pairs)
+					groups := 1 + p.rng.IntN(3)
+					run(func() {
+						s := p.words((rows-1)*splitPositions + groups*groupPositions)
+						k.scoresDots[rows-1](s, p.list(groups+ahead, pairs*groupPositions), groups, q, pairs, ahead)
+					}, "scores, %s, %d groups", what, groups)
+					groups += splitGroups * p.rng.IntN(2)
+					run(func() {
+						splits := (groups + splitGroups - 1) / splitGroups
+						last := groups - (splits-1)*splitGroups
+						stride := rows * chunks * chunkDims
+						w := p.words(((splits-1)*unitRows+rows-1)*dotRowWords + last*groupPositions/2)
+						k.mixDots[rows-1](p.words(splits*stride), p.list(groups+max(ahead, leastAhead), chunks*chunkDims*groupPositions/2), groups, w, chunks, ahead, 4*stride)
+					}, "mix, %s, %d groups", what, groups)
+				}
+				pairs, splits, ahead := 1+p.rng.IntN(40), 1+p.rng.IntN(2), p.rng.IntN(2)
+				run(func() {
+					w, most, sum := p.words(((splits-1)*unitRows+rows)*dotRowWords), p.words((splits-1)*unitRows+rows), p.words((splits-1)*unitRows+rows)
+					list := p.list(splits*splitGroups+max(ahead, 1), pairs*groupPositions)
+					k.weightsDots[rows-1](w, most, sum, list, splits, p.words((rows-1)*dotRowWords+pairs), pairs, ahead, p.words(weightsWork))
+				}, "weights, %v, %d rows, %d pairs, %d splits", isa, rows, pairs, splits)
+			}
+		}
+	}
+}
