@@ -86,48 +86,56 @@ func TestRoundIsGeneric(t *testing.T) {
 	}
 }
 
-// TestDotsAreGeneric compares bits for every number of rows and pairs, with
-// values of every kind.
+// TestDotsAreGeneric compares bits for every number of rows and pairs, for several
+// blocks of pairs and groups of rows, and for as many panels as a call has, with values
+// of every kind.
 func TestDotsAreGeneric(t *testing.T) {
 	const seed = 4
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
+	type size struct{ rows, pairs, panels int }
 	for _, k := range dotSets(t) {
-		oracle := generic.dots
-		most := maxTileRows
+		oracle, most := generic.dots, maxTileRows
+		sizes := []size{{1, 300, callPanels}, {maxTileRows, 20, callPanels}}
 		if k == kernelsFor(AMX) {
 			oracle, most = dotsTiled, 70
+			sizes = append(sizes, size{20, 20, callPanels}, size{40, 20, callPanels}, size{3*32 + 5, 2*256 + 35, 2}, size{4 * 32, 256 + 16, 1})
 		}
 		for rows := 1; rows <= most; rows++ {
 			for pairs := 1; pairs <= 40; pairs++ {
-				stride, panels := pairs+rng.IntN(5), 1+rng.IntN(3)
-				x, w := make([]uint32, rows*stride), make([]uint32, panels*pairs*panelOutputs)
-				draw := func() uint32 {
-					if pairs%2 == 0 { // so that sums stay finite
-						return math.Float32bits(rng.Float32()-0.5)&0xffff0000 | math.Float32bits(rng.Float32()-0.5)>>16
-					}
-					return math.Float32bits(anyFloat(rng))&0xffff0000 | math.Float32bits(anyFloat(rng))>>16
-				}
-				for i := range x {
-					x[i] = draw()
-				}
-				for i := range w {
-					w[i] = draw()
-				}
-				want := randomGuarded(rng, panels*rows*panelOutputs, 1)
-				want.x[0] = 1e-39
-				begun := rng.IntN(2) == 0
-				if !begun {
-					fill(want.x, nan)
-				}
-				got := want.copy()
-				run := func(dots dotKernel, acc guarded) {
-					dots(rows, acc.first(), begun, (*byte)(unsafe.Pointer(&w[0])), (*float32)(unsafe.Pointer(&x[0])), 4*stride, pairs, panels, 0, uintptr(unsafe.Pointer(&w[0])), 0)
-				}
-				run(oracle, want)
-				run(k.dots, got)
-				requireSame(t, want, got, "%d rows, %d pairs, %d panels, begun %t", rows, pairs, panels, begun)
+				sizes = append(sizes, size{rows, pairs, 1 + rng.IntN(3)})
 			}
+		}
+		for _, s := range sizes {
+			stride := s.pairs + rng.IntN(5)
+			x, w := make([]uint32, s.rows*stride), make([]uint32, s.panels*s.pairs*panelOutputs)
+			rarity := 1 + rng.IntN(8*s.pairs) // of special values, so that most sums stay finite
+			number := func() uint32 {
+				if rng.IntN(rarity) == 0 {
+					return math.Float32bits(anyFloat(rng))
+				}
+				return math.Float32bits(rng.Float32() - 0.5)
+			}
+			draw := func() uint32 { return number()&0xffff0000 | number()>>16 }
+			for i := range x {
+				x[i] = draw()
+			}
+			for i := range w {
+				w[i] = draw()
+			}
+			want := randomGuarded(rng, s.panels*s.rows*panelOutputs, 1)
+			want.x[0] = 1e-39
+			begun, near := rng.IntN(2) == 0, lineBytes*rng.IntN(2)
+			if !begun {
+				fill(want.x, nan)
+			}
+			got := want.copy()
+			run := func(dots dotKernel, acc guarded) {
+				dots(s.rows, acc.first(), begun, (*byte)(unsafe.Pointer(&w[0])), (*float32)(unsafe.Pointer(&x[0])), 4*stride, s.pairs, s.panels, near, uintptr(unsafe.Pointer(&w[0])), pairBytes)
+			}
+			run(oracle, want)
+			run(k.dots, got)
+			requireSame(t, want, got, "%+v, begun %t", s, begun)
 		}
 	}
 }
@@ -190,7 +198,7 @@ func TestAttentionDotsAreGeneric(t *testing.T) {
 }
 
 // TestWeightsDotsAreGeneric compares bits for every number of rows, with scores of
-// every size, −Inf among them.
+// every size, all negative, some −Inf, and all.
 func TestWeightsDotsAreGeneric(t *testing.T) {
 	const seed = 6
 	t.Logf("seed %d", seed)
@@ -206,14 +214,17 @@ func TestWeightsDotsAreGeneric(t *testing.T) {
 				}
 				return x
 			}
-			size := []float32{1, 30}[trial%2]
+			size := []float32{1, 30}[trial/4%2]
 			query := func(int) float32 { return size * (rng.Float32() - 0.5) }
 			key := query
-			if trial%3 == 2 { // the scores of a lane are −Inf
-				lane := rng.IntN(groupPositions)
+			switch lane := rng.IntN(groupPositions); trial % 4 {
+			case 1:
+				query = func(int) float32 { return size * (1 + rng.Float32()) }
+				key = func(int) float32 { return -rng.Float32() }
+			case 2, 3:
 				query = func(int) float32 { return 1e19 * (1 + rng.Float32()) }
 				key = func(i int) float32 {
-					if i%groupPositions == lane {
+					if trial%4 == 3 || i%groupPositions == lane {
 						return -1e20
 					}
 					return rng.Float32() - 0.5
@@ -305,6 +316,8 @@ func TestPrecision(t *testing.T) {
 	}
 	_, err := New(Options{Precision: BF16 + 1})
 	require.ErrorContains(t, err, "does not exist")
+	_, err = F32.resolve(AMX)
+	require.ErrorContains(t, err, "avx512 does them")
 	_, err = ParsePrecision("int8")
 	require.ErrorContains(t, err, "auto, f32 or bf16")
 	for p := AutoPrecision; p <= BF16; p++ {

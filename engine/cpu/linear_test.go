@@ -163,7 +163,7 @@ func (c linearCase) check(t testing.TB, b *Backend, seed uint64) {
 	fill(b.packed, nan)
 	for w := range b.tiles {
 		fill(b.packedRows[w][:min(len(b.packedRows[w]), 2*c.tokens*(c.inputs+1))], nan)
-		fill(b.tiles[w][:min(len(b.tiles[w]), (c.tokens+1)*panelOutputs)], nan)
+		fill(b.tiles[w][:min(len(b.tiles[w]), (m.panels*c.tokens+1)*panelOutputs)], nan)
 	}
 	opt := backend.LinearOptions{Epilogue: c.epi}
 	want := make([][]float64, c.tokens)
@@ -241,6 +241,11 @@ func (c linearCase) check(t testing.TB, b *Backend, seed uint64) {
 			t.Fatalf("%v seed %d: wrote past the result, at token %d column %d", c, seed, i/dst.width, i%dst.width)
 		}
 	}
+	for w := range b.tiles {
+		if past := m.panels * c.tokens * panelOutputs; past < len(b.tiles[w]) && b.tiles[w][past] == b.tiles[w][past] {
+			t.Fatalf("%v seed %d: worker %d had sums of more panels than there are", c, seed, w)
+		}
+	}
 }
 
 var allEpilogues = []struct {
@@ -291,6 +296,9 @@ func TestLinearTails(t *testing.T) {
 		}
 		for range 6 {
 			run(40, 2*block.pairs+1, 100)
+		}
+		for range 6 { // every worker has more panels than one call sums
+			run(3*(callPanels+1)*panelOutputs, 6, 300)
 		}
 		for range 3 { // every worker has several panels
 			require.Greater(t, 4*(2*block.pairs+6)*block.chunk, block.shared)
