@@ -6,6 +6,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/klauspost/cpuid/v2"
 	"github.com/stretchr/testify/require"
 )
 
@@ -305,7 +306,7 @@ func TestPrecision(t *testing.T) {
 		got, err := AutoPrecision.resolve(isa)
 		require.NoError(t, err)
 		want := F32
-		if k := kernelsFor(isa); k.dots != nil && !k.slowDots {
+		if isa == AMX || isa == AVX512 && kernelsFor(isa).dots != nil && cpuid.CPU.IsVendor(cpuid.AMD) {
 			want = BF16
 		}
 		require.Equal(t, want, got, isa)

@@ -297,12 +297,13 @@ func TestLinearTails(t *testing.T) {
 		for range 6 {
 			run(40, 2*block.pairs+1, 100)
 		}
-		for range 6 { // every worker has more panels than one call sums
-			run(3*(callPanels+1)*panelOutputs, 6, 300)
+		chunk := max(block.chunk, b.kernels.dotBlocking.chunk)
+		for range 6 { // a whole chunk, and more panels for each worker than one call sums
+			run(3*(callPanels+1)*panelOutputs, 6, chunk)
 		}
 		for range 3 { // every worker has several panels
 			require.Greater(t, 4*(2*block.pairs+6)*block.chunk, block.shared)
-			run(7*panelOutputs-20, 2*block.pairs+6, max(block.chunk, b.kernels.dotBlocking.chunk)+40)
+			run(7*panelOutputs-20, 2*block.pairs+6, chunk+40)
 		}
 	})
 }
