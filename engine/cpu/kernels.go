@@ -53,9 +53,10 @@ type kernels struct {
 	// index is the first place of a value, or −1.
 	index func(x *float32, n int, v float32) int
 
-	// To measure the machine: stream reads memory in blocks of streamBytes and
-	// fetches what is near bytes ahead into L1, and far ahead into L2; multiply does multiplyChains fused multiply-adds
-	// of all lanes in each round, and multiplyDots dotFLOPs operations in bf16.
+	// To measure the machine: stream reads memory in blocks of streamBytes and fetches
+	// what is near bytes ahead into L1, and what is far bytes ahead into L2; multiply
+	// does multiplyChains fused multiply-adds of all lanes in each round, and
+	// multiplyDots dotFLOPs operations in bf16.
 	stream       func(p *byte, bytes, near, far int) uint32
 	multiply     func(rounds int) float32
 	multiplyDots func(rounds int) float32
