@@ -138,11 +138,9 @@ func keysFar(ahead int) int {
 
 var mixersAMX = func() *mixerKernels {
 	k := *mixersAVX512
-	for i, scores := range [unitRows]func(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs, ahead int){
-		scoresAMXRows1, scoresAMXRows2, scoresAMXRows3, scoresAMXRows4, scoresAMXRows5, scoresAMXRows6, scoresAMXRows7, scoresAMXRows8,
-	} {
+	for i := range k.scoresDots {
 		k.scoresDots[i] = func(s *float32, k **byte, groups int, q *float32, pairs, ahead int) {
-			scores(scoreConfig(i+1, pairs), keysFar(ahead), s, k, groups, q, pairs, ahead)
+			scoresAMX(scoreConfig(i+1, pairs), keysFar(ahead), s, k, groups, q, pairs, ahead)
 		}
 	}
 	for i, weights := range [unitRows]func(config *byte, far int, w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32){

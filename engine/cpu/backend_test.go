@@ -139,7 +139,7 @@ func TestISAChoice(t *testing.T) {
 	undo := limitISA(Generic)
 	require.Equal(t, []ISA{Generic}, Supported())
 	_, err = New(Options{ISA: AVX2})
-	require.ErrorContains(t, err, "avx2 asked for, but this CPU and build have at most generic")
+	require.ErrorContains(t, err, "avx2 asked for, but this CPU, system and build have at most generic")
 	require.Equal(t, "cpu: generic, 1 threads", newBackend(t, Options{Threads: 1}).Describe())
 	undo()
 	require.Equal(t, best, detect())

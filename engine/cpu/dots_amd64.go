@@ -50,9 +50,6 @@ func weightsDotsRows1(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func scoresAMXRows1(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
-
-//go:noescape
 func weightsAMXRows1(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
@@ -63,9 +60,6 @@ func weightsDotsRows2(w *float32, max *float32, sum *float32, k **byte, splits i
 
 //go:noescape
 func mixDotsRows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
-
-//go:noescape
-func scoresAMXRows2(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
 func weightsAMXRows2(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
@@ -80,9 +74,6 @@ func weightsDotsRows3(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func scoresAMXRows3(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
-
-//go:noescape
 func weightsAMXRows3(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
@@ -93,9 +84,6 @@ func weightsDotsRows4(w *float32, max *float32, sum *float32, k **byte, splits i
 
 //go:noescape
 func mixDotsRows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
-
-//go:noescape
-func scoresAMXRows4(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
 func weightsAMXRows4(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
@@ -110,9 +98,6 @@ func weightsDotsRows5(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func scoresAMXRows5(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
-
-//go:noescape
 func weightsAMXRows5(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
@@ -123,9 +108,6 @@ func weightsDotsRows6(w *float32, max *float32, sum *float32, k **byte, splits i
 
 //go:noescape
 func mixDotsRows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
-
-//go:noescape
-func scoresAMXRows6(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
 func weightsAMXRows6(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
@@ -140,9 +122,6 @@ func weightsDotsRows7(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func scoresAMXRows7(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
-
-//go:noescape
 func weightsAMXRows7(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
@@ -155,10 +134,10 @@ func weightsDotsRows8(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func scoresAMXRows8(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func weightsAMXRows8(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
 
 //go:noescape
-func weightsAMXRows8(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+func scoresAMX(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
 
 //go:noescape
 func mixAMX(config *byte, acc *float32, v **byte, groups int, p *float32, rows int, chunks int, ahead int, stride int)

@@ -82,7 +82,7 @@ func (i ISA) resolve(p Precision) (ISA, error) {
 	case i > AMX:
 		return 0, fmt.Errorf("cpu: instruction set %d does not exist", i)
 	case i > best:
-		return 0, fmt.Errorf("cpu: instruction set %v asked for, but this CPU and build have at most %v", i, best)
+		return 0, fmt.Errorf("cpu: instruction set %v asked for, but this CPU, system and build have at most %v", i, best)
 	}
 	return i, nil
 }

@@ -180,8 +180,8 @@ func softmax() {
 }
 
 // scores multiplies queries by the keys of groups.
-func scores(m multiplier, rows int) {
-	text(fmt.Sprintf("scores%sRows%d", m.name, rows), "func("+m.params+"s *float32, k **byte, groups int, q *float32, pairs, ahead int)")
+func scores(m multiplier, name string, rows int) {
+	text(name, "func("+m.params+"s *float32, k **byte, groups int, q *float32, pairs, ahead int)")
 	Load(Param("s"), general[scoresTo])
 	Load(Param("k"), general[keysList])
 	Load(Param("groups"), general[groupsLeft])

@@ -38,12 +38,12 @@ func main() {
 		tile(rows)
 	}
 	for rows := 1; rows <= mostRows; rows++ {
-		scores(inVectors, rows)
+		scores(inVectors, fmt.Sprintf("scoresDotsRows%d", rows), rows)
 		weights(inVectors, rows)
 		mix(rows)
-		scores(inTiles, rows)
 		weights(inTiles, rows)
 	}
+	scores(inTiles, "scoresAMX", 0) // the configuration says how many rows
 	mixTiles()
 	softmax()
 	round("roundDots", false, false)
