@@ -68,7 +68,7 @@ func kernelsFor(isa ISA) *kernels {
 }
 
 var avx2 = &kernels{
-	blocking: tiled(6, true), // only six rows have chains of additions enough to hide their latency
+	blocking: vectorBlocking(6, true), // only six rows have chains of additions enough to hide their latency
 	lanes:    8,
 	fullRows: 2,
 	tileBF16: [maxTileRows]tileKernel{
@@ -100,7 +100,7 @@ var avx2 = &kernels{
 }
 
 var avx512 = &kernels{
-	blocking: tiled(12, false),
+	blocking: vectorBlocking(12, false),
 	lanes:    16,
 	fullRows: maxTileRows,
 	tileBF16: [maxTileRows]tileKernel{
@@ -153,7 +153,7 @@ func withTiles(k kernels) *kernels {
 // withDots adds the kernels for AVX512_BF16.
 func withDots(k kernels) *kernels {
 	k.slowDots = !cpuid.CPU.IsVendor(cpuid.AMD) // on Granite Rapids VDPBF16PS does half of what fused multiply-adds do
-	k.dots, k.dotBlocking, k.dotFLOPs = dotsAVX512, tiled(maxTileRows, false), 2*2*multiplyChains*k.lanes
+	k.dots, k.dotBlocking, k.dotFLOPs = dotsAVX512, vectorBlocking(maxTileRows, false), 2*2*multiplyChains*k.lanes
 	k.round, k.roundAway, k.scaleRound, k.multiplyDots = roundDots, roundDotsAway, scaleRoundDots, multiplyDots
 	return &k
 }

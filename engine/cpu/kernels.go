@@ -74,9 +74,9 @@ type blocking struct {
 	shared int  // bytes of a chunk's inputs up to which panels need not share them
 }
 
-// tiled suits kernels of vectors: a block is 64 KB of bf16 weights, which stay in L2, as
+// vectorBlocking suits kernels of vectors: a block is 64 KB of bf16 weights, which stay in L2, as
 // do its inputs, 512 KB rounded to bf16.
-func tiled(rows int, fill bool) blocking {
+func vectorBlocking(rows int, fill bool) blocking {
 	return blocking{rows: rows, fill: fill, chunk: 256, pairs: 512, panels: 4, shared: 512 << 10}
 }
 
@@ -116,14 +116,14 @@ var epiloguesGeneric = epilogues{
 }
 
 var generic = &kernels{
-	blocking:     tiled(4, false),
+	blocking:     vectorBlocking(4, false),
 	lanes:        1,
 	fullRows:     maxTileRows,
 	tileBF16:     tilesGeneric(pairBytes, tileBF16Generic),
 	tileF32:      tilesGeneric(2*pairBytes, tileF32Generic),
 	dots:         dotsGeneric,
 	slowDots:     true,
-	dotBlocking:  tiled(maxTileRows, false),
+	dotBlocking:  vectorBlocking(maxTileRows, false),
 	round:        roundGeneric,
 	roundAway:    roundGeneric,
 	scaleRound:   scaleRoundGeneric,

@@ -1,5 +1,5 @@
-// Command dots generates the kernels that multiply in bf16, two products at a
-// time, for CPUs with AVX512_BF16.
+// Command dots generates the kernels that multiply in bf16: two products at a time, for
+// CPUs with AVX512_BF16, and in tiles, for those with AMX.
 package main
 
 import (
