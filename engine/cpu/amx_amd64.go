@@ -99,9 +99,9 @@ func (c *amxCall) multiply(acc *float32, begun bool, w, x unsafe.Pointer, n int)
 // multiplyTiles does as many multiply-adds a round as four tiles of sums take.
 func multiplyTiles(rounds int) float32 { return multiplyAMX(linearConfig(amxGroup, amxPairs), rounds) }
 
-// scoreConfigs are by rows less one, and pairs that are left of a key's tiles: scores,
-// queries, keys, and the last queries and keys.
-var scoreConfigs = func() (list [unitRows][amxPairs]tileConfig) {
+// attentionConfigs are by rows less one, and pairs that are left of a key's tiles: scores
+// and queries, or sums of values; keys; the last queries and keys; weights, and values.
+var attentionConfigs = func() (list [unitRows][amxPairs]tileConfig) {
 	for i := range list {
 		for rest := range list[i] {
 			c := &list[i][rest]
@@ -111,48 +111,28 @@ var scoreConfigs = func() (list [unitRows][amxPairs]tileConfig) {
 				c.set(i+1, 4*rest, 3)
 				c.set(rest, lineBytes, 4)
 			}
+			c.set(i+1, 2*groupPositions, 5)
+			c.set(groupPositions/2, lineBytes, 6, 7)
 		}
 	}
 	return list
 }()
 
-func scoreConfig(rows, pairs int) *byte { return &scoreConfigs[rows-1][pairs%amxPairs][0] }
+func attentionConfig(rows, pairs int) *byte { return &attentionConfigs[rows-1][pairs%amxPairs][0] }
 
-// mixConfigs are by rows less one: four sums, weights, and two of values of a group.
-var mixConfigs = func() (list [unitRows]tileConfig) {
-	for i := range list {
-		list[i].set(i+1, lineBytes, 0, 1, 2, 3)
-		list[i].set(i+1, 2*groupPositions, 4)
-		list[i].set(groupPositions/2, lineBytes, 6, 7)
-	}
-	return list
-}()
-
-// keysFar is where to fetch from, after the keys ahead: in a run, none are.
-func keysFar(ahead int) int {
-	if ahead == 0 {
-		return xeonFetch.far
-	}
-	return 0
-}
+type passAMX func(config *byte, acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs, chunks, ahead int, scores, before, p, sum *float32)
 
 var mixersAMX = func() *mixerKernels {
 	k := *mixersAVX512
-	for i := range k.scoresDots {
-		k.scoresDots[i] = func(s *float32, k **byte, groups int, q *float32, pairs, ahead int) {
-			scoresAMX(scoreConfig(i+1, pairs), keysFar(ahead), s, k, groups, q, pairs, ahead)
-		}
-	}
-	for i, weights := range [unitRows]func(config *byte, far int, w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32){
-		weightsAMXRows1, weightsAMXRows2, weightsAMXRows3, weightsAMXRows4, weightsAMXRows5, weightsAMXRows6, weightsAMXRows7, weightsAMXRows8,
+	for i, pass := range [unitRows]passAMX{
+		passAMXRows1, passAMXRows2, passAMXRows3, passAMXRows4, passAMXRows5, passAMXRows6, passAMXRows7, passAMXRows8,
 	} {
-		k.weightsDots[i] = func(w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32) {
-			weights(scoreConfig(i+1, pairs), keysFar(ahead), w, max, sum, k, splits, q, pairs, ahead, work)
-		}
-	}
-	for i := range k.mixDots {
-		k.mixDots[i] = func(acc *float32, v **byte, groups int, p *float32, chunks, ahead, stride int) {
-			mixAMX(&mixConfigs[i][0], acc, v, groups, p, i+1, chunks, max(ahead, leastAhead), stride)
+		k.scoresDots[i], k.weightsDots[i], k.mixDots[i] = nil, nil, nil // they add in another order
+		k.passDots[i] = func(acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs, chunks, ahead int, scores, before, p, sum *float32) {
+			if values > 0 {
+				clear(unsafe.Slice(acc, chunks*(i+1)*chunkDims))
+			}
+			pass(attentionConfig(i+1, pairs), acc, k, keys, v, values, q, pairs, chunks, ahead, scores, before, p, sum)
 		}
 	}
 	return &k

@@ -73,7 +73,8 @@ type attentionWorker struct {
 	p            []float32 // scores, then weights, of each split [rows][splitPositions]
 	pairs        []float32 // weights, rounded, of each split [rows][dotRowWords]
 	max, sum     [readSplits][unitRows]float32
-	work         []float32 // see mixerKernels.weightsDots
+	work         []float32 // see mixerKernels.weightsDots, or two of passDots
+	passes       [2]passReads
 	parts        []partial
 
 	// Splits of a unit that begins in this worker's share and ends in another.
@@ -81,14 +82,15 @@ type attentionWorker struct {
 	unit unit
 }
 
-// partial is softmax attention over some positions, before the division.
+// partial is softmax attention over some positions, before the division. All of it lies
+// in lines of its own, since another worker's may lie beside it.
 type partial struct {
-	acc []float32 // [chunks][rows][16]; partSize after that of the split before
-	max [unitRows]float32
-	sum [unitRows]float32
+	acc      []float32 // [chunks][rows][16]; partFloats after that of the split before
+	max, sum *[unitRows]float32
 }
 
-func (t *attentionTask) partSize() int { return t.c.chunks * chunkDims * unitRows }
+// partFloats is how many numbers a partial is.
+func (t *attentionTask) partFloats() int { return t.c.chunks*chunkDims*unitRows + 2*unitRows }
 
 // unit is some queries of a row, with a KV head.
 type unit struct {
@@ -104,7 +106,7 @@ func (u *unit) splits() int { return (u.groups + splitGroups - 1) / splitGroups 
 func (t *attentionTask) init(b *Backend, c *kvCache) (err error) {
 	t.b, t.k, t.c = b, mixersFor(b.isa), c
 	t.dots = b.precision == BF16 && c.spec.DType == backend.BF16 && c.pairs <= dotRowWords
-	if t.together = 1; t.dots {
+	if t.together = 1; t.dots && !t.inOnePass() {
 		t.together = readSplits
 	}
 	groups := func(bytes int) int { return min(splitGroups, (bytes+c.keyBytes/2)/c.keyBytes) }
@@ -122,19 +124,22 @@ func (t *attentionTask) init(b *Backend, c *kvCache) (err error) {
 		w := &t.workers[i]
 		dims := roundUp(c.spec.HeadDim, 4)
 		w.heads, w.zeros, w.q = floats(unitRows*dims), floats(dims), floats(max(dims, dotRowWords)*unitRows)
-		w.p, w.acc.acc = floats(t.together*unitRows*splitPositions), floats(t.partSize())
+		w.p = floats(t.together * unitRows * splitPositions)
 		if t.dots {
 			w.pairs, w.work = floats(t.together*unitRows*dotRowWords), floats(weightsWork)
 		}
 		partials := func(n int) []partial {
-			parts, all := make([]partial, n), floats(n*t.partSize())
+			parts, all := make([]partial, n), floats(n*t.partFloats())
 			for s := range parts {
 				if err == nil {
-					parts[s].acc = all[s*t.partSize():][:t.partSize()]
+					acc := t.partFloats() - 2*unitRows
+					p := all[s*t.partFloats():]
+					parts[s] = partial{p[:acc], (*[unitRows]float32)(p[acc:]), (*[unitRows]float32)(p[acc+unitRows:])}
 				}
 			}
 			return parts
 		}
+		w.acc = partials(1)[0]
 		w.parts = partials(t.together)
 		if i < len(t.workers)-1 { // not touched, and so not resident, until a context is that long
 			w.cut = partials(splits)
@@ -379,6 +384,10 @@ func (t *attentionTask) queries(w *attentionWorker, u *unit) {
 // either: whenever a core does not wait for memory, or jumps to another place, it takes
 // some 0.4 µs until its own fetches are at their full rate again (measured on Zen 4).
 func (t *attentionTask) attend(w *attentionWorker, u *unit, first, last int, cut []partial) {
+	if t.inOnePass() {
+		t.pass(w, u, first, last, cut)
+		return
+	}
 	for lo := first; lo < last; lo += t.together {
 		hi := min(last, lo+t.together)
 		ahead := t.list(w, u, lo, hi)
@@ -398,13 +407,29 @@ func (t *attentionTask) attend(w *attentionWorker, u *unit, first, last int, cut
 
 // list lists what some splits read, and returns how many groups to fetch ahead.
 func (t *attentionTask) list(w *attentionWorker, u *unit, lo, hi int) (ahead int) {
-	c, layer, blocks := t.c, t.a.Layer, t.b.step.Rows[u.row].Blocks
 	lo, hi = lo*splitGroups, min(hi*splitGroups, u.groups)
 	groups := hi - lo
 	w.keys, w.values = w.reads[:groups], w.reads[groups:]
+	runs := t.locate(w.keys, w.values, u, lo)
+	if ahead = t.ahead; runs*runBytes <= groups*t.c.keyBytes {
+		ahead = t.aheadInRun
+	}
+	for i := range max(ahead, leastAhead) {
+		w.values[groups+i] = w.values[groups-1]
+		if after := hi + i; after < u.groups {
+			w.values[groups+i] = t.c.keys(t.c.index(t.a.Layer, u.head, t.b.step.Rows[u.row].Blocks, after))
+		}
+	}
+	return ahead
+}
+
+// locate finds where groups from lo on are, and of how many runs they are.
+func (t *attentionTask) locate(keys, values []*byte, u *unit, lo int) (runs int) {
+	c, layer, blocks := t.c, t.a.Layer, t.b.step.Rows[u.row].Blocks
 	// No division by what a KV block holds: meanwhile memory stands still.
-	at, block, in, runs := c.index(layer, u.head, blocks, lo), lo/c.perBlock, lo%c.perBlock, 1
-	for i := range groups {
+	at, block, in := c.index(layer, u.head, blocks, lo), lo/c.perBlock, lo%c.perBlock
+	runs = 1
+	for i := range keys {
 		if in == c.perBlock {
 			block, in = block+1, 0
 			if next := c.begin(layer, u.head, blocks[block]); next != at {
@@ -412,19 +437,10 @@ func (t *attentionTask) list(w *attentionWorker, u *unit, lo, hi int) (ahead int
 				runs++
 			}
 		}
-		w.keys[i], w.values[i] = c.keys(at), c.values(at)
+		keys[i], values[i] = c.keys(at), c.values(at)
 		at, in = at+1, in+1
 	}
-	if ahead = t.ahead; runs*runBytes <= groups*c.keyBytes {
-		ahead = t.aheadInRun
-	}
-	for i := range max(ahead, leastAhead) {
-		w.values[groups+i] = w.values[groups-1]
-		if after := hi + i; after < u.groups {
-			w.values[groups+i] = c.keys(c.index(layer, u.head, blocks, after))
-		}
-	}
-	return ahead
+	return runs
 }
 
 // splitGroups is the number of groups in a split.
@@ -468,11 +484,11 @@ func (t *attentionTask) weights(w *attentionWorker, u *unit, lo, hi, ahead int) 
 func (t *attentionTask) mix(w *attentionWorker, u *unit, lo, hi, ahead int, parts []partial) {
 	c := t.c
 	for i := range hi - lo {
-		parts[i].max, parts[i].sum = w.max[i], w.sum[i]
+		*parts[i].max, *parts[i].sum = w.max[i], w.sum[i]
 	}
 	if t.dots {
 		groups := min(hi*splitGroups, u.groups) - lo*splitGroups
-		t.k.mixDots[u.queries-1](&parts[0].acc[0], &w.values[0], groups, &w.pairs[0], c.chunks, ahead, 4*t.partSize())
+		t.k.mixDots[u.queries-1](&parts[0].acc[0], &w.values[0], groups, &w.pairs[0], c.chunks, ahead, 4*t.partFloats())
 		return
 	}
 	mix := t.k.mixF32[u.queries-1]
@@ -505,7 +521,7 @@ func (t *attentionTask) mask(p []float32, first, last, lane int) {
 // merge adds a split to w.acc, or begins that with it.
 func (t *attentionTask) merge(w *attentionWorker, u *unit, part *partial, first bool) {
 	if first {
-		w.acc.max, w.acc.sum = part.max, part.sum
+		*w.acc.max, *w.acc.sum = *part.max, *part.sum
 		copy(w.acc.acc, part.acc[:t.c.chunks*u.queries*chunkDims])
 		return
 	}

@@ -50,7 +50,7 @@ func weightsDotsRows1(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func weightsAMXRows1(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+func passAMXRows1(config *byte, acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs int, chunks int, ahead int, scores *float32, before *float32, p *float32, sum *float32)
 
 //go:noescape
 func scoresDotsRows2(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -62,7 +62,7 @@ func weightsDotsRows2(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func weightsAMXRows2(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+func passAMXRows2(config *byte, acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs int, chunks int, ahead int, scores *float32, before *float32, p *float32, sum *float32)
 
 //go:noescape
 func scoresDotsRows3(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -74,7 +74,7 @@ func weightsDotsRows3(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func weightsAMXRows3(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+func passAMXRows3(config *byte, acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs int, chunks int, ahead int, scores *float32, before *float32, p *float32, sum *float32)
 
 //go:noescape
 func scoresDotsRows4(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -86,7 +86,7 @@ func weightsDotsRows4(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func weightsAMXRows4(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+func passAMXRows4(config *byte, acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs int, chunks int, ahead int, scores *float32, before *float32, p *float32, sum *float32)
 
 //go:noescape
 func scoresDotsRows5(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -98,7 +98,7 @@ func weightsDotsRows5(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func weightsAMXRows5(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+func passAMXRows5(config *byte, acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs int, chunks int, ahead int, scores *float32, before *float32, p *float32, sum *float32)
 
 //go:noescape
 func scoresDotsRows6(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -110,7 +110,7 @@ func weightsDotsRows6(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func weightsAMXRows6(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+func passAMXRows6(config *byte, acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs int, chunks int, ahead int, scores *float32, before *float32, p *float32, sum *float32)
 
 //go:noescape
 func scoresDotsRows7(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -122,7 +122,7 @@ func weightsDotsRows7(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func weightsAMXRows7(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
+func passAMXRows7(config *byte, acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs int, chunks int, ahead int, scores *float32, before *float32, p *float32, sum *float32)
 
 //go:noescape
 func scoresDotsRows8(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
@@ -134,13 +134,7 @@ func weightsDotsRows8(w *float32, max *float32, sum *float32, k **byte, splits i
 func mixDotsRows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, stride int)
 
 //go:noescape
-func weightsAMXRows8(config *byte, far int, w *float32, max *float32, sum *float32, k **byte, splits int, q *float32, pairs int, ahead int, work *float32)
-
-//go:noescape
-func scoresAMX(config *byte, far int, s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
-
-//go:noescape
-func mixAMX(config *byte, acc *float32, v **byte, groups int, p *float32, rows int, chunks int, ahead int, stride int)
+func passAMXRows8(config *byte, acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs int, chunks int, ahead int, scores *float32, before *float32, p *float32, sum *float32)
 
 //go:noescape
 func softmaxDots(p *float32, n int, max *float32) float32

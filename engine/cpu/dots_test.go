@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -36,17 +37,6 @@ func dotSets(t *testing.T) (list []*kernels) {
 		t.Skip("no AVX512_BF16 here: only the generic code is tested")
 	}
 	return list
-}
-
-// dotMixers are the instruction sets whose attention multiplies rounded queries by
-// kernels of its own, each with its oracle.
-func dotMixers(t *testing.T) map[ISA]*mixerKernels {
-	dotSets(t)
-	oracles := map[ISA]*mixerKernels{AVX512: mixersGeneric, AMX: mixersTiled()}
-	if detect() < AMX {
-		delete(oracles, AMX)
-	}
-	return oracles
 }
 
 // TestRoundIsGeneric compares bits, at every length, with guards.
@@ -146,7 +136,7 @@ func TestDotsAreGeneric(t *testing.T) {
 func TestAttentionDotsAreGeneric(t *testing.T) {
 	const seed = 5
 	t.Logf("seed %d", seed)
-	oracles := dotMixers(t)
+	dotSets(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for rows := 1; rows <= unitRows; rows++ {
 		for trial := range 40 {
@@ -187,72 +177,146 @@ func TestAttentionDotsAreGeneric(t *testing.T) {
 				}},
 				"mix": {newGuarded(chunks*chunkDims*rows + stride), func(m *mixerKernels, x *float32) { m.mixDots[rows-1](x, v, groups, &p[0], chunks, ahead, 4*stride) }},
 			} {
-				for isa, oracle := range oracles {
-					want, got := op.start.copy(), op.start.copy()
-					op.run(oracle, want.first())
-					op.run(mixersFor(isa), got.first())
-					requireSame(t, want, got, "%v: %s of %d rows, %d pairs, %d chunks, %d groups", isa, name, rows, pairs, chunks, groups)
-				}
+				want, got := op.start.copy(), op.start.copy()
+				op.run(mixersGeneric, want.first())
+				op.run(mixersFor(AVX512), got.first())
+				requireSame(t, want, got, "%s of %d rows, %d pairs, %d chunks, %d groups", name, rows, pairs, chunks, groups)
 			}
 		}
 	}
 }
 
-// TestWeightsDotsAreGeneric compares bits for every number of rows, with scores of
-// every size, all negative, some −Inf, and all.
+// TestWeightsDotsAreGeneric compares bits for every number of rows; see scoreKinds.
 func TestWeightsDotsAreGeneric(t *testing.T) {
 	const seed = 6
 	t.Logf("seed %d", seed)
-	oracles := dotMixers(t)
+	dotSets(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for rows := 1; rows <= unitRows; rows++ {
 		for trial := range 12 {
 			pairs, splits, ahead := 1+rng.IntN(40), 1+rng.IntN(4), rng.IntN(3)
-			words := func(n int, number func(i int) float32) []float32 {
-				x := make([]float32, n)
-				for i := range x {
-					x[i] = math.Float32frombits(math.Float32bits(number(i))&0xffff0000 | math.Float32bits(number(i))>>16)
-				}
-				return x
-			}
-			size := []float32{1, 30}[trial/4%2]
-			query := func(int) float32 { return size * (rng.Float32() - 0.5) }
-			key := query
-			switch lane := rng.IntN(groupPositions); trial % 4 {
-			case 1:
-				query = func(int) float32 { return size * (1 + rng.Float32()) }
-				key = func(int) float32 { return -rng.Float32() }
-			case 2, 3:
-				query = func(int) float32 { return 1e19 * (1 + rng.Float32()) }
-				key = func(i int) float32 {
-					if trial%4 == 3 || i%groupPositions == lane {
-						return -1e20
-					}
-					return rng.Float32() - 0.5
-				}
-			}
+			query, key := scoreKinds(rng, trial)
 			list := make([]*byte, splits*splitGroups+ahead+1)
 			for i := range list {
-				list[i] = (*byte)(unsafe.Pointer(&words(pairs*groupPositions, key)[0]))
+				list[i] = (*byte)(unsafe.Pointer(&pairsOf(pairs*groupPositions, key)[0]))
 			}
-			q, work := words(rows*dotRowWords, query), newGuarded(weightsWork)
+			q, work := pairsOf(rows*dotRowWords, query), newGuarded(weightsWork)
 			start := []guarded{newGuarded(splits * unitRows * dotRowWords), newGuarded(splits * unitRows), newGuarded(splits * unitRows)}
-			for isa, oracle := range oracles {
-				var results [2][]guarded
-				for i, k := range []*mixerKernels{oracle, mixersFor(isa)} {
-					for _, g := range start {
-						results[i] = append(results[i], g.copy())
-					}
-					r := results[i]
-					k.weightsDots[rows-1](r[0].first(), r[1].first(), r[2].first(), &list[0], splits, &q[0], pairs, ahead, work.first())
+			var results [2][]guarded
+			for i, k := range []*mixerKernels{mixersGeneric, mixersFor(AVX512)} {
+				for _, g := range start {
+					results[i] = append(results[i], g.copy())
 				}
-				require.True(t, work.intact())
-				for j, what := range []string{"weight", "largest", "sum"} {
-					requireSame(t, results[0][j], results[1][j], "%v: %s of %d rows, %d pairs, %d splits", isa, what, rows, pairs, splits)
-				}
+				r := results[i]
+				k.weightsDots[rows-1](r[0].first(), r[1].first(), r[2].first(), &list[0], splits, &q[0], pairs, ahead, work.first())
+			}
+			require.True(t, work.intact())
+			for j, what := range []string{"weight", "largest", "sum"} {
+				requireSame(t, results[0][j], results[1][j], "%s of %d rows, %d pairs, %d splits", what, rows, pairs, splits)
 			}
 		}
 	}
+}
+
+// TestPassIsTiled compares bits of the keys of a split, of those of another with the
+// values of the first, and of the values of that, for every number of rows: in a list and
+// in a run, with queries and keys as above, and values of every kind.
+func TestPassIsTiled(t *testing.T) {
+	if detect() < AMX {
+		t.Skip("no AMX here")
+	}
+	const seed = 9
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for rows := 1; rows <= unitRows; rows++ {
+		for trial := range 16 {
+			dims, ahead := 1+rng.IntN(80), rng.IntN(3)
+			pairs, chunks := (dims+1)/2, (dims+chunkDims-1)/chunkDims
+			if trial == 15 {
+				pairs, chunks = 128, 16
+			}
+			query, key := scoreKinds(rng, trial)
+			value := func(int) float32 { return rng.Float32() - 0.5 }
+			if trial%3 == 0 {
+				value = func(int) float32 { return anyFloat(rng) }
+			}
+			groups := [3]int{1 + rng.IntN(splitGroups), 1 + rng.IntN(splitGroups), 0}
+			if trial%5 == 0 {
+				groups[0] = splitGroups
+			}
+			q := pairsOf(rows*dotRowWords, query)
+			var k, v [3]**byte
+			for s, n := range groups {
+				k[s], v[s] = groupsOf(pairs*groupPositions, n, ahead, key), groupsOf(chunks*chunkDims*groupPositions/2, n, ahead, value)
+			}
+			type results struct {
+				acc, p, sum guarded
+				scores      [2]guarded
+			}
+			start := results{newGuarded(chunks * chunkDims * rows), newGuarded(rows * dotRowWords), newGuarded(rows), [2]guarded{newGuarded(passWork), newGuarded(passWork)}}
+			want, got := start, results{start.acc.copy(), start.p.copy(), start.sum.copy(), [2]guarded{start.scores[0].copy(), start.scores[1].copy()}}
+			before := 0
+			for s, n := range groups {
+				for i, r := range []results{want, got} {
+					pass := []func(acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs, chunks, ahead int, scores, before, p, sum *float32){passTiled(rows), mixersFor(AMX).passDots[rows-1]}[i]
+					pass(r.acc.first(), k[s], n, v[max(s-1, 0)], before, &q[0], pairs, chunks, ahead, r.scores[s%2].first(), r.scores[(s+1)%2].first(), r.p.first(), r.sum.first())
+				}
+				what := fmt.Sprintf("split %d of %v groups, %d rows, %d pairs, %d chunks, %d ahead, trial %d", s, groups, rows, pairs, chunks, ahead, trial)
+				requireSame(t, want.scores[0], got.scores[0], "scores, %s", what)
+				requireSame(t, want.scores[1], got.scores[1], "scores, %s", what)
+				requireSame(t, want.p, got.p, "weights, %s", what)
+				requireSame(t, want.sum, got.sum, "sums, %s", what)
+				requireSame(t, want.acc, got.acc, "values, %s", what)
+				before = n
+			}
+		}
+	}
+}
+
+// pairsOf are pairs of bf16.
+func pairsOf(n int, number func(i int) float32) []float32 {
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = math.Float32frombits(math.Float32bits(number(i))&0xffff0000 | math.Float32bits(number(i))>>16)
+	}
+	return x
+}
+
+// groupsOf lists groups of so many pairs, and what is ahead: one that follows a run, if
+// none is.
+func groupsOf(size, n, ahead int, number func(i int) float32) **byte {
+	list := make([]*byte, n+max(ahead, 1))
+	run := pairsOf(size*len(list), number)
+	for i := range list {
+		x := run[i*size:]
+		if ahead > 0 {
+			x = pairsOf(size, number)
+		}
+		list[i] = (*byte)(unsafe.Pointer(&x[0]))
+	}
+	return &list[0]
+}
+
+// scoreKinds are queries and keys that make scores of every size, all negative, some
+// −Inf, and all.
+func scoreKinds(rng *rand.Rand, trial int) (query, key func(i int) float32) {
+	size := []float32{1, 30}[trial/4%2]
+	query = func(int) float32 { return size * (rng.Float32() - 0.5) }
+	key = query
+	switch lane := rng.IntN(groupPositions); trial % 4 {
+	case 1:
+		query = func(int) float32 { return size * (1 + rng.Float32()) }
+		key = func(int) float32 { return -rng.Float32() }
+	case 2, 3:
+		query = func(int) float32 { return 1e19 * (1 + rng.Float32()) }
+		key = func(i int) float32 {
+			if trial%4 == 3 || i%groupPositions == lane {
+				return -1e20
+			}
+			return rng.Float32() - 0.5
+		}
+	}
+	return query, key
 }
 
 // TestSoftmaxDotsIsGeneric compares bits at every length, with scores of every kind.

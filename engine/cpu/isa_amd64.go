@@ -145,7 +145,6 @@ var (
 func withTiles(k kernels) *kernels {
 	k.slowDots = false
 	k.dots, k.dotBlocking = dotsAMX, blocking{rows: 512, chunk: 512, panels: 8}
-	k.few.keys = 0 // see keysFar
 	k.multiplyDots, k.dotFLOPs = multiplyTiles, 4*2*amxRows*amxRows*2*amxPairs
 	return &k
 }

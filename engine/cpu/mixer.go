@@ -31,6 +31,14 @@ type mixerKernels struct {
 	// [splits][8][dotRowWords], the largest score of each row and its sum of weights
 	// [splits][8]: scoresDots, softmax and rounding in one. work is weightsWork numbers.
 	weightsDots [unitRows]func(w, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32)
+	// passDots, where it is not nil, takes the place of the other three, and does splits
+	// one after the other: from the keys of some groups it makes scores; and of the split
+	// before, from its scores and so many groups of values, the weights p, the sum of
+	// them for each row, and acc. Either number may be 0. Scores are passWork numbers:
+	// [8][splitPositions], the largest of each row, and the same made finite.
+	// Where ahead is 0, groups follow one another in memory. One more is listed at least:
+	// that, or else what is read next.
+	passDots [unitRows]func(acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs, chunks, ahead int, scores, before, p, sum *float32)
 	// softmax replaces n scores, a multiple of 16, by their exponentials relative
 	// to the largest; those of −Inf are zero. It returns their sum.
 	softmax func(p *float32, n int, max *float32) float32

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -229,13 +230,22 @@ func (a *attentionRun) run() {
 }
 
 // widenBorders makes the values large at both ends of each split, also after the last
-// position, so that a position too few or too many there tells.
+// position, and the keys after that, so that a position too few or too many there tells.
 func (a *attentionRun) widenBorders(rng *rand.Rand) {
 	c := a.kv
 	for r := range a.step.Rows {
 		row := &a.step.Rows[r]
 		for position := range len(row.Blocks) * c.spec.BlockSize {
 			group, lane := c.place(position)
+			if position >= row.Start+row.Count {
+				for head := range a.spec.KVHeads {
+					k := randomFloats(rng, a.spec.HeadDim)
+					for i := range k {
+						k[i] *= 100
+					}
+					c.storeKey(c.keys(c.index(0, head, row.Blocks, group)), lane, k)
+				}
+			}
 			if group%splitGroups == 0 && lane == 0 || group%splitGroups == splitGroups-1 && lane == c.lanes(group)-1 {
 				for head := range a.spec.KVHeads {
 					v := randomFloats(rng, a.spec.HeadDim)
@@ -302,9 +312,17 @@ func (a *attentionRun) requireNear(t *testing.T, tolerance float64, what string)
 // softmax attention: within 2⁻⁸ of the terms where weights are rounded to bf16, by as much
 // at most (that of queries averages out over their dims).
 func TestAttentionSharesLongContexts(t *testing.T) {
+	for _, neighbours := range []bool{false, true} {
+		t.Run(fmt.Sprintf("neighbours=%t", neighbours), func(t *testing.T) { testLongContexts(t, neighbours) })
+	}
+}
+
+// testLongContexts does so with KV blocks in any order, or as they lie in memory: those of
+// one row are all neighbours, those of several here and there.
+func testLongContexts(t *testing.T, neighbours bool) {
 	for _, c := range []struct{ rows, heads, kvHeads, dim, context, count, blockSize int }{
 		{1, 4, 1, 32, 1300, 1, 16}, {1, 6, 3, 32, 700, 1, 16}, {2, 2, 1, 32, 1025, 1, 16}, {3, 9, 1, 32, 530, 1, 16},
-		{1, 2, 1, 32, 1019, 9, 16}, {1, 1, 1, 32, 250, 9, 16}, {1, 6, 2, 33, 600, 1, 32}, {1, 2, 1, 260, 600, 1, 16},
+		{1, 2, 1, 32, 1019, 9, 16}, {1, 1, 1, 32, 250, 9, 16}, {1, 8, 2, 32, 254, 1, 16}, {1, 6, 2, 33, 600, 1, 32}, {1, 2, 1, 260, 600, 1, 16},
 		// More than are read in one go: whole splits, and one position more.
 		{1, 2, 1, 32, 4094, 1, 16}, {1, 2, 1, 32, 4095, 1, 16}, {1, 2, 1, 32, 4096, 1, 16}, {1, 1, 1, 32, 8448, 1, 64},
 		{1, 4, 1, 32, 4091, 7, 48}, {1, 1, 1, 32, 2100, 1, 8}, {2, 1, 1, 32, 3120, 3, 24},
@@ -318,10 +336,15 @@ func TestAttentionSharesLongContexts(t *testing.T) {
 				opt.Threads = threads
 				b := newBackend(t, opt)
 				a := newAttentionRun(t, b, 1, c.rows, c.heads, c.kvHeads, c.dim, c.context, c.count, c.blockSize)
+				if neighbours {
+					for r := range a.step.Rows {
+						slices.Sort(a.step.Rows[r].Blocks)
+					}
+				}
 				a.widenBorders(rand.New(rand.NewPCG(7, 7)))
 				fill(a.out.x, nan)
 				a.run()
-				if threads > c.rows*c.kvHeads && c.count == 1 {
+				if threads > c.rows*c.kvHeads && c.count == 1 && c.context >= splitPositions {
 					require.True(t, a.kv.task.isCut, "%+v: no context is shared", c)
 				}
 				got, kind := bits(a.out.x), b.products()

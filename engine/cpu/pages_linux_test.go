@@ -2,11 +2,9 @@ package cpu
 
 import (
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"os"
 	"runtime/debug"
-	"slices"
 	"testing"
 	"unsafe"
 
@@ -79,33 +77,54 @@ func TestDotsStayInTheirPages(t *testing.T) {
 				}
 			}
 		}
-		for _, isa := range slices.Sorted(maps.Keys(dotMixers(t))) {
-			k := mixersFor(isa)
-			for rows := 1; rows <= unitRows; rows++ {
-				for range 6 {
-					pairs, chunks, ahead := 1+p.rng.IntN(40), 1+p.rng.IntN(9), p.rng.IntN(3)
-					what := fmt.Sprintf("%v, %d rows, %d pairs, %d chunks", isa, rows, pairs, chunks)
-					q := p.words((rows-1)*dotRowWords + pairs)
-					groups := 1 + p.rng.IntN(3)
-					run(func() {
-						s := p.words((rows-1)*splitPositions + groups*groupPositions)
-						k.scoresDots[rows-1](s, p.list(groups+ahead, pairs*groupPositions), groups, q, pairs, ahead)
-					}, "scores, %s, %d groups", what, groups)
-					groups += splitGroups * p.rng.IntN(2)
-					run(func() {
-						splits := (groups + splitGroups - 1) / splitGroups
-						last := groups - (splits-1)*splitGroups
-						stride := rows * chunks * chunkDims
-						w := p.words(((splits-1)*unitRows+rows-1)*dotRowWords + last*groupPositions/2)
-						k.mixDots[rows-1](p.words(splits*stride), p.list(groups+max(ahead, leastAhead), chunks*chunkDims*groupPositions/2), groups, w, chunks, ahead, 4*stride)
-					}, "mix, %s, %d groups", what, groups)
-				}
-				pairs, splits, ahead := 1+p.rng.IntN(40), 1+p.rng.IntN(2), p.rng.IntN(2)
+		k := mixersFor(AVX512)
+		for rows := 1; rows <= unitRows; rows++ {
+			for range 6 {
+				pairs, chunks, ahead := 1+p.rng.IntN(40), 1+p.rng.IntN(9), p.rng.IntN(3)
+				what := fmt.Sprintf("%d rows, %d pairs, %d chunks", rows, pairs, chunks)
+				q := p.words((rows-1)*dotRowWords + pairs)
+				groups := 1 + p.rng.IntN(3)
 				run(func() {
-					w, most, sum := p.words(((splits-1)*unitRows+rows)*dotRowWords), p.words((splits-1)*unitRows+rows), p.words((splits-1)*unitRows+rows)
-					list := p.list(splits*splitGroups+max(ahead, 1), pairs*groupPositions)
-					k.weightsDots[rows-1](w, most, sum, list, splits, p.words((rows-1)*dotRowWords+pairs), pairs, ahead, p.words(weightsWork))
-				}, "weights, %v, %d rows, %d pairs, %d splits", isa, rows, pairs, splits)
+					s := p.words((rows-1)*splitPositions + groups*groupPositions)
+					k.scoresDots[rows-1](s, p.list(groups+ahead, pairs*groupPositions), groups, q, pairs, ahead)
+				}, "scores, %s, %d groups", what, groups)
+				groups += splitGroups * p.rng.IntN(2)
+				run(func() {
+					splits := (groups + splitGroups - 1) / splitGroups
+					last := groups - (splits-1)*splitGroups
+					stride := rows * chunks * chunkDims
+					w := p.words(((splits-1)*unitRows+rows-1)*dotRowWords + last*groupPositions/2)
+					k.mixDots[rows-1](p.words(splits*stride), p.list(groups+max(ahead, leastAhead), chunks*chunkDims*groupPositions/2), groups, w, chunks, ahead, 4*stride)
+				}, "mix, %s, %d groups", what, groups)
+			}
+			pairs, splits, ahead := 1+p.rng.IntN(40), 1+p.rng.IntN(2), p.rng.IntN(2)
+			run(func() {
+				w, most, sum := p.words(((splits-1)*unitRows+rows)*dotRowWords), p.words((splits-1)*unitRows+rows), p.words((splits-1)*unitRows+rows)
+				list := p.list(splits*splitGroups+max(ahead, 1), pairs*groupPositions)
+				k.weightsDots[rows-1](w, most, sum, list, splits, p.words((rows-1)*dotRowWords+pairs), pairs, ahead, p.words(weightsWork))
+			}, "weights, %d rows, %d pairs, %d splits", rows, pairs, splits)
+			if detect() < AMX {
+				continue
+			}
+			for range 6 {
+				dims, ahead := 1+p.rng.IntN(80), p.rng.IntN(2)
+				pairs, chunks := (dims+1)/2, (dims+chunkDims-1)/chunkDims
+				keys, values := p.rng.IntN(splitGroups+1), p.rng.IntN(splitGroups+1)
+				list := func(n, words int) **byte {
+					if ahead > 0 || n == 0 {
+						return p.list(max(n+ahead, 1), words)
+					}
+					list, run := unsafe.Slice((**byte)(unsafe.Pointer(p.words(2*(n+1)))), n+1), p.words(n*words)
+					for i := range list {
+						list[i] = (*byte)(unsafe.Add(unsafe.Pointer(run), 4*i*words))
+					}
+					return &list[0]
+				}
+				weights := max((rows-1)*dotRowWords+values*groupPositions/2, 1)
+				run(func() {
+					mixersFor(AMX).passDots[rows-1](p.words(chunks*chunkDims*rows), list(keys, pairs*groupPositions), keys, list(values, chunks*chunkDims*groupPositions/2), values,
+						p.words((rows-1)*dotRowWords+pairs), pairs, chunks, ahead, p.words(passWork), p.words(passWork), p.words(weights), p.words(rows))
+				}, "pass, %d rows, %d pairs, %d chunks, %d keys, %d values", rows, pairs, chunks, keys, values)
 			}
 		}
 	}

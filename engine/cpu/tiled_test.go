@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"math"
+	"slices"
 	"unsafe"
 )
 
@@ -41,48 +42,65 @@ func dotsTiled(rows int, acc *float32, begun bool, w *byte, x *float32, stride, 
 	}
 }
 
-func mixersTiled() *mixerKernels {
-	k := *mixersGeneric
-	for i := range unitRows {
-		k.scoresDots[i] = scoresTiled(i + 1)
-		k.weightsDots[i] = weightsDotsGeneric(i+1, k.scoresDots[i])
-		k.mixDots[i] = mixTiled(i + 1)
-	}
-	return &k
-}
-
-func scoresTiled(rows int) func(s *float32, k **byte, groups int, q *float32, pairs, ahead int) {
-	return func(s *float32, k **byte, groups int, q *float32, pairs, _ int) {
-		qs, out := words(unsafe.Pointer(q), (rows-1)*dotRowWords+pairs), unsafe.Slice(s, (rows-1)*splitPositions+groups*groupPositions)
-		for g, keys := range unsafe.Slice(k, groups) {
-			ks := words(unsafe.Pointer(keys), pairs*groupPositions)
+// passTiled is mixerKernels.passDots of so many rows.
+func passTiled(rows int) func(acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs, chunks, ahead int, scores, before, p, sum *float32) {
+	largest := func(scores *float32) []float32 { return unsafe.Slice(scores, passWork)[unitRows*splitPositions:] }
+	return func(acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs, chunks, _ int, scores, before, p, sum *float32) {
+		if values > 0 {
 			for r := range rows {
-				for lane := range groupPositions {
-					sum := float32(0)
-					addTiled(&sum, pairs, func(i int) (uint32, uint32) { return qs[r*dotRowWords+i], ks[i*groupPositions+lane] })
-					out[r*splitPositions+g*groupPositions+lane] = sum
+				weights := slices.Clone(unsafe.Slice(before, passWork)[r*splitPositions:][:values*groupPositions])
+				var sums lanes16
+				for i, x := range weights {
+					weights[i] = weightGeneric(x, largest(before)[unitRows+r])
+					sums[i%groupPositions] += weights[i]
 				}
+				unsafe.Slice(sum, rows)[r] = sumLanes(&sums)
+				roundGeneric(&unsafe.Slice(p, rows*dotRowWords)[r*dotRowWords], &weights[0], len(weights))
+			}
+			mixTiled(rows, acc, v, values, p, chunks)
+		}
+		if keys > 0 {
+			scoresTiled(rows, scores, k, keys, q, pairs)
+			for r := range rows {
+				found := float32(math.Inf(-1))
+				for _, x := range unsafe.Slice(scores, passWork)[r*splitPositions:][:keys*groupPositions] {
+					if x > found {
+						found = x
+					}
+				}
+				largest(scores)[r], largest(scores)[unitRows+r] = found, max(found, -math.MaxFloat32)
 			}
 		}
 	}
 }
 
-func mixTiled(rows int) func(acc *float32, v **byte, groups int, p *float32, chunks, ahead, stride int) {
-	const positions = groupPositions / 2 // pairs
-	return func(acc *float32, v **byte, groups int, p *float32, chunks, _, stride int) {
-		for g, values := range unsafe.Slice(v, groups) {
-			split, in := g/splitGroups, g%splitGroups
-			sums := unsafe.Slice((*lanes16)(unsafe.Add(unsafe.Pointer(acc), split*stride)), chunks*rows)
-			if in == 0 {
-				clear(sums)
+// scoresTiled multiplies queries by the keys of groups.
+func scoresTiled(rows int, s *float32, k **byte, groups int, q *float32, pairs int) {
+	qs, out := words(unsafe.Pointer(q), (rows-1)*dotRowWords+pairs), unsafe.Slice(s, (rows-1)*splitPositions+groups*groupPositions)
+	for g, keys := range unsafe.Slice(k, groups) {
+		ks := words(unsafe.Pointer(keys), pairs*groupPositions)
+		for r := range rows {
+			for lane := range groupPositions {
+				sum := float32(0)
+				addTiled(&sum, pairs, func(i int) (uint32, uint32) { return qs[r*dotRowWords+i], ks[i*groupPositions+lane] })
+				out[r*splitPositions+g*groupPositions+lane] = sum
 			}
-			vs := words(unsafe.Pointer(values), chunks*positions*chunkDims)
-			for i := range sums {
-				chunk, r := i/rows, i%rows
-				ps := words(unsafe.Add(unsafe.Pointer(p), 4*((split*unitRows+r)*dotRowWords+in*positions)), positions)
-				for lane := range sums[i] {
-					addTiled(&sums[i][lane], positions, func(j int) (uint32, uint32) { return ps[j], vs[(chunk*positions+j)*chunkDims+lane] })
-				}
+		}
+	}
+}
+
+// mixTiled adds up the weighted values of groups.
+func mixTiled(rows int, acc *float32, v **byte, groups int, p *float32, chunks int) {
+	const positions = groupPositions / 2 // pairs
+	sums := unsafe.Slice((*lanes16)(unsafe.Pointer(acc)), chunks*rows)
+	clear(sums)
+	for g, values := range unsafe.Slice(v, groups) {
+		vs := words(unsafe.Pointer(values), chunks*positions*chunkDims)
+		for i := range sums {
+			chunk, r := i/rows, i%rows
+			ps := words(unsafe.Add(unsafe.Pointer(p), 4*(r*dotRowWords+g*positions)), positions)
+			for lane := range sums[i] {
+				addTiled(&sums[i][lane], positions, func(j int) (uint32, uint32) { return ps[j], vs[(chunk*positions+j)*chunkDims+lane] })
 			}
 		}
 	}

@@ -44,22 +44,6 @@ const (
 	keys = 2 * mostRows // vectors after the sums
 )
 
-// multiplier generates what multiplies queries by keys: in vectors, or in tiles.
-type multiplier struct {
-	name   string
-	params string // before the others
-	begin  func()
-	// group multiplies queries by the keys of a group, stores the scores, and yields
-	// those of each row.
-	group func(rows int, each func(r int, scores Op))
-	end   func()
-}
-
-var (
-	inVectors = multiplier{name: "Dots", begin: rowStrides, group: groupInVectors, end: func() { VZEROUPPER() }}
-	inTiles   = multiplier{name: "AMX", params: "config *byte, far int, ", begin: tileStrides, group: groupInTiles, end: func() { tileRelease(); VZEROUPPER() }}
-)
-
 // scoreSum is a sum of a row over even or odd pairs.
 func scoreSum(r, odd int) int { return odd*mostRows + r }
 
@@ -121,10 +105,9 @@ func groupInVectors(rows int, each func(r int, scores Op)) {
 // The weight of a score x beside the largest, m, is 2 to the power of y = (x−m)·log₂e,
 // as exact as its rounding to bf16 needs: 2^⌊y⌋ times a polynomial in what is left of y.
 
-// finite makes −Inf, as the largest score where none counts, a number; the next vector
-// is lost.
-func finite(i int) {
-	x, low := vector[i].AsX(), vector[i+1].AsX()
+// finite makes −Inf, as the largest score where none counts, a number.
+func finite(i, free int) {
+	x, low := vector[i].AsX(), vector[free].AsX()
 	VMOVSS(simd.Float("lowest", -math.MaxFloat32), low)
 	VMAXSS(x, low, x) // with x as the second source a NaN comes through
 }
@@ -160,9 +143,9 @@ func softmax() {
 	ADDQ(Imm(4*lanes), general[p])
 	SUBQ(Imm(lanes), general[left])
 	JG(LabelRef("largest"))
-	fold(VMAXPS, best) // the next vector is lost
+	fold(VMAXPS, best, x)
 	VMOVSS(vector[best].AsX(), Mem{Base: general[to]})
-	finite(best)
+	finite(best, x)
 	VMOVSS(vector[best].AsX(), most)
 	VPXORD(vector[sum], vector[sum], vector[sum])
 	Label("weight")
@@ -173,26 +156,26 @@ func softmax() {
 	ADDQ(Imm(4*lanes), general[first])
 	SUBQ(Imm(lanes), general[n])
 	JG(LabelRef("weight"))
-	fold(VADDPS, sum)
+	fold(VADDPS, sum, x)
 	Store(vector[sum].AsX(), ReturnIndex(0))
 	VZEROUPPER()
 	RET()
 }
 
 // scores multiplies queries by the keys of groups.
-func scores(m multiplier, name string, rows int) {
-	text(name, "func("+m.params+"s *float32, k **byte, groups int, q *float32, pairs, ahead int)")
+func scores(rows int) {
+	text(fmt.Sprintf("scoresDotsRows%d", rows), "func(s *float32, k **byte, groups int, q *float32, pairs, ahead int)")
 	Load(Param("s"), general[scoresTo])
 	Load(Param("k"), general[keysList])
 	Load(Param("groups"), general[groupsLeft])
 	Load(Param("ahead"), general[keysAhead])
-	m.begin()
+	rowStrides()
 
 	Label("group")
-	m.group(rows, func(int, Op) {})
+	groupInVectors(rows, func(int, Op) {})
 	DECQ(general[groupsLeft])
 	JNZ(LabelRef("group"))
-	m.end()
+	VZEROUPPER()
 	RET()
 }
 
@@ -200,8 +183,8 @@ func scores(m multiplier, name string, rows int) {
 // on their way. The exponentials of a split are taken while the keys of the next one
 // come from memory; so work holds the scores of two splits, and after them for each row
 // a sum of weights, in 16 lanes, and the largest score.
-func weights(m multiplier, rows int) {
-	text(fmt.Sprintf("weights%sRows%d", m.name, rows), "func("+m.params+"w *float32, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32)")
+func weights(rows int) {
+	text(fmt.Sprintf("weightsDotsRows%d", rows), "func(w *float32, max, sum *float32, k **byte, splits int, q *float32, pairs, ahead int, work *float32)")
 	const (
 		before = r13      // scores of the split before
 		x      = keys + 2 // vectors of the exponentials: x, what is left of it, p
@@ -219,10 +202,10 @@ func weights(m multiplier, rows int) {
 	load("max", max)
 	load("sum", sum)
 	Load(Param("k"), general[keysList])
-	Load(Param("ahead"), general[keysAhead])
 	Load(Param("work"), general[scoresTo])
 	XORQ(general[before], general[before])
-	m.begin()
+	Load(Param("ahead"), general[keysAhead])
+	rowStrides()
 	minusInf := simd.Const("minusInf", 0xff800000)
 	total := func(r int) Mem { return Mem{Base: general[pairsLeft], Disp: 2*half + r*line} }
 	finiteMax := func(work gp, r int) Mem { return Mem{Base: general[work], Disp: 2*half + mostRows*line + 4*r} }
@@ -238,7 +221,7 @@ func weights(m multiplier, rows int) {
 	Label("group")
 	CMPQ(splits, Imm(0))
 	JE(LabelRef("fetch"))
-	m.group(rows, func(r int, scores Op) { VMAXPS(scores, vector[best+r], vector[best+r]) })
+	groupInVectors(rows, func(r int, scores Op) { VMAXPS(scores, vector[best+r], vector[best+r]) })
 	JMP(LabelRef("exponentials"))
 	Label("fetch") // the beginning of what comes after the last keys
 	MOVQ(U32(split/group), general[keysAt])
@@ -273,7 +256,7 @@ func weights(m multiplier, rows int) {
 	MOVQ(sum, general[keysAt])
 	for r := range rows {
 		VMOVUPS(total(r), vector[x])
-		fold(VADDPS, x)
+		fold(VADDPS, x, x+1)
 		VMOVSS(vector[x].AsX(), Mem{Base: general[keysAt], Disp: 4 * r})
 		VPXORD(vector[x], vector[x], vector[x])
 		VMOVUPS(vector[x], total(r))
@@ -289,9 +272,9 @@ func weights(m multiplier, rows int) {
 	Load(Param("work"), general[keysNext])
 	for r := range rows {
 		VMOVAPS(vector[best+r], vector[x])
-		fold(VMAXPS, x)
+		fold(VMAXPS, x, x+1)
 		VMOVSS(vector[x].AsX(), Mem{Base: general[keysAt], Disp: 4 * r})
-		finite(x)
+		finite(x, x+1)
 		VMOVSS(vector[x].AsX(), finiteMax(keysNext, r))
 		VMOVUPS(minusInf, vector[best+r])
 	}
@@ -302,14 +285,13 @@ func weights(m multiplier, rows int) {
 	SUBQ(general[before], general[scoresTo])
 	JMP(LabelRef("split"))
 	Label("end")
-	m.end()
+	VZEROUPPER()
 	RET()
 }
 
-// fold combines 16 lanes of a vector into the lowest as simd.SumLanes does; the next
-// vector is lost.
-func fold(op func(ops ...Op), i int) {
-	x, high := vector[i], vector[i+1]
+// fold combines 16 lanes of a vector into the lowest as simd.SumLanes does.
+func fold(op func(ops ...Op), i, free int) {
+	x, high := vector[i], vector[free]
 	VEXTRACTF64X4(Imm(1), x, high.AsY())
 	op(high.AsY(), x.AsY(), x.AsY())
 	VEXTRACTF32X4(Imm(1), x.AsY(), high.AsX())

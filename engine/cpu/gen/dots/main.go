@@ -38,13 +38,11 @@ func main() {
 		tile(rows)
 	}
 	for rows := 1; rows <= mostRows; rows++ {
-		scores(inVectors, fmt.Sprintf("scoresDotsRows%d", rows), rows)
-		weights(inVectors, rows)
+		scores(rows)
+		weights(rows)
 		mix(rows)
-		weights(inTiles, rows)
+		pass(rows)
 	}
-	scores(inTiles, "scoresAMX", 0) // the configuration says how many rows
-	mixTiles()
 	softmax()
 	round("roundDots", false, false)
 	round("roundDotsAway", false, true)
