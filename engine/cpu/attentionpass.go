@@ -73,7 +73,7 @@ func (t *attentionTask) passList(r *passReads, u *unit, lo int) (ahead int) {
 		r.keys[i], r.values[i] = r.keys[n-1], r.values[n-1]
 	}
 	if runs > 1 {
-		return t.ahead
+		return max(t.ahead, 1)
 	}
 	return 0
 }
