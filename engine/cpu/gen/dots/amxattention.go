@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 
@@ -9,10 +10,9 @@ import (
 )
 
 // Keys and values of a run, where each group follows the one before in memory, are
-// fetched so many bytes ahead into L1 and into L2, within a page; see xeonFetch. Nothing
-// else is read but what the caches have: a list of groups would come from L2, and wait
-// there behind the fetches, at the cost of a seventh of the bandwidth (measured on a
-// Granite Rapids).
+// fetched so many bytes ahead into L1 and into L2, within a page; see xeonFetch. There
+// the list of groups is not read: its lines would come from L2, and wait behind the
+// fetches, at the cost of a seventh of the bandwidth (measured on a Granite Rapids).
 const runNear, runFar = 1024, 3584
 
 // Tiles of attention: of scores and queries, or sums of values, two chunks at a time;
@@ -27,8 +27,9 @@ const (
 	tileValues
 )
 
-// Registers of these kernels: how far ahead of its use is fetched into L1, the strides of
-// tiles, where queries and sums of values are, and pairs of dims that are left.
+// Registers of these kernels: how far ahead of its use is fetched into L1 (nothing in a
+// list), the strides of tiles, where queries and sums of values are, and pairs of dims
+// that are left.
 const (
 	nearBytes, rowsApart, linesApart = r8, r9, r10
 	queriesAt, sumsAt                = rdx, r13
@@ -115,7 +116,7 @@ func (r *reader) moveOn(bytes int) {
 	ADDQ(U32(uint32(bytes)), general[r.ahead])
 }
 
-// groupInTiles multiplies queries by the keys of a group, and weights of rows by the values of
+// groupInTiles multiplies queries by the keys of a group, and weights by the values of
 // another; either may be nil. Sums of values come from memory, since those of all chunks
 // have no place in tiles, and groups are read in order. nextSum moves on to those of the
 // next chunk.
