@@ -67,10 +67,10 @@ func (t *deltaTask) init(b *Backend, s *deltaState) (err error) {
 	most := max(deltaBlock, s.spec.KeyHeads)
 	for i := range t.workers {
 		t.workers[i] = deltaWorker{
-			rows: make([]*float32, s.spec.ConvWidth-1+deltaBlock),
+			rows: apart[*float32](s.spec.ConvWidth - 1 + deltaBlock),
 			q:    floats(most * s.dims), k: floats(most * s.dims), v: floats(most * t.valueStride()),
-			a: floats(s.spec.ValueHeads * deltaBlock), p: floats(s.spec.ValueHeads * deltaBlock), heads: make([]tokenHead, s.spec.ValueHeads),
-			ahead: make(fetchList, 0, 2+s.spec.ValueHeads/s.spec.KeyHeads*s.tiles),
+			a: floats(s.spec.ValueHeads * deltaBlock), p: floats(s.spec.ValueHeads * deltaBlock), heads: apart[tokenHead](s.spec.ValueHeads),
+			ahead: apart[[]float32](2 + s.spec.ValueHeads/s.spec.KeyHeads*s.tiles)[:0],
 			zeros: floats(max(s.dims, deltaTile)), normed: floats(s.spec.ValueDim),
 		}
 		t.workers[i].block.init(s.dims, floats)
