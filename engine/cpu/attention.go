@@ -126,7 +126,7 @@ func (t *attentionTask) init(b *Backend, c *kvCache) (err error) {
 		w.heads, w.zeros, w.q = floats(unitRows*dims), floats(dims), floats(max(dims, dotRowWords)*unitRows)
 		w.p = floats(t.together * unitRows * splitPositions)
 		if t.dots {
-			w.pairs, w.work = floats(t.together*unitRows*dotRowWords), floats(weightsWork)
+			w.pairs, w.work = floats(t.together*unitRows*dotRowWords), floats(max(weightsWork, 2*passWork))
 		}
 		partials := func(n int) []partial {
 			parts, all := make([]partial, n), floats(n*t.partFloats())
@@ -380,9 +380,10 @@ func (t *attentionTask) queries(w *attentionWorker, u *unit) {
 }
 
 // attend computes some splits of a unit: into cut, or if that is nil, all merged into
-// w.acc. It reads the keys of several splits and then their values, without a pause in
-// either: whenever a core does not wait for memory, or jumps to another place, it takes
-// some 0.4 µs until its own fetches are at their full rate again (measured on Zen 4).
+// w.acc. If not in one pass, it reads the keys of several splits and then their values,
+// without a pause in either: whenever a core does not wait for memory, or jumps to
+// another place, it takes some 0.4 µs until its own fetches are at their full rate again
+// (measured on Zen 4).
 func (t *attentionTask) attend(w *attentionWorker, u *unit, first, last int, cut []partial) {
 	if t.inOnePass() {
 		t.pass(w, u, first, last, cut)

@@ -1672,25 +1672,25 @@ end:
 // func passAMXRows1(config *byte, acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs int, chunks int, ahead int, scores *float32, before *float32, p *float32, sum *float32)
 // Requires: AMX_BF16, AVX, AVX512F, AVX512VL, AVX512_BF16, CMOV, MMX+
 TEXT ·passAMXRows1(SB), NOSPLIT, $64-112
-	MOVQ  keys+24(FP), R12
-	SHLQ  $0x05, R12
-	MOVQ  R12, (SP)
-	MOVQ  values+40(FP), R12
-	SHLQ  $0x05, R12
-	MOVQ  R12, 8(SP)
-	MOVQ  keys+24(FP), R12
-	TESTQ R12, R12
-	JZ    keysAbsent
-	MOVQ  pairs+56(FP), CX
-	SHLQ  $0x06, CX
-	IMULQ R12, CX
-	MOVQ  k+16(FP), AX
-	MOVQ  (AX)(R12*8), R12
-	MOVQ  R12, 32(SP)
-	MOVQ  (AX), AX
-	MOVQ  AX, 16(SP)
-	ADDQ  AX, CX
-	MOVQ  CX, 24(SP)
+	MOVQ   keys+24(FP), R12
+	IMUL3Q $0x20, R12, R12
+	MOVQ   R12, (SP)
+	MOVQ   values+40(FP), R12
+	IMUL3Q $0x20, R12, R12
+	MOVQ   R12, 8(SP)
+	MOVQ   keys+24(FP), R12
+	TESTQ  R12, R12
+	JZ     keysAbsent
+	MOVQ   pairs+56(FP), CX
+	SHLQ   $0x06, CX
+	IMULQ  R12, CX
+	MOVQ   k+16(FP), AX
+	MOVQ   (AX)(R12*8), R12
+	MOVQ   R12, 32(SP)
+	MOVQ   (AX), AX
+	MOVQ   AX, 16(SP)
+	ADDQ   AX, CX
+	MOVQ   CX, 24(SP)
 
 keysAbsent:
 	MOVQ  values+40(FP), R12
@@ -2633,25 +2633,25 @@ end:
 // func passAMXRows2(config *byte, acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs int, chunks int, ahead int, scores *float32, before *float32, p *float32, sum *float32)
 // Requires: AMX_BF16, AVX, AVX512F, AVX512VL, AVX512_BF16, CMOV, MMX+
 TEXT ·passAMXRows2(SB), NOSPLIT, $64-112
-	MOVQ  keys+24(FP), R12
-	SHLQ  $0x05, R12
-	MOVQ  R12, (SP)
-	MOVQ  values+40(FP), R12
-	SHLQ  $0x05, R12
-	MOVQ  R12, 8(SP)
-	MOVQ  keys+24(FP), R12
-	TESTQ R12, R12
-	JZ    keysAbsent
-	MOVQ  pairs+56(FP), CX
-	SHLQ  $0x06, CX
-	IMULQ R12, CX
-	MOVQ  k+16(FP), AX
-	MOVQ  (AX)(R12*8), R12
-	MOVQ  R12, 32(SP)
-	MOVQ  (AX), AX
-	MOVQ  AX, 16(SP)
-	ADDQ  AX, CX
-	MOVQ  CX, 24(SP)
+	MOVQ   keys+24(FP), R12
+	IMUL3Q $0x20, R12, R12
+	MOVQ   R12, (SP)
+	MOVQ   values+40(FP), R12
+	IMUL3Q $0x20, R12, R12
+	MOVQ   R12, 8(SP)
+	MOVQ   keys+24(FP), R12
+	TESTQ  R12, R12
+	JZ     keysAbsent
+	MOVQ   pairs+56(FP), CX
+	SHLQ   $0x06, CX
+	IMULQ  R12, CX
+	MOVQ   k+16(FP), AX
+	MOVQ   (AX)(R12*8), R12
+	MOVQ   R12, 32(SP)
+	MOVQ   (AX), AX
+	MOVQ   AX, 16(SP)
+	ADDQ   AX, CX
+	MOVQ   CX, 24(SP)
 
 keysAbsent:
 	MOVQ  values+40(FP), R12
@@ -3703,25 +3703,25 @@ end:
 // func passAMXRows3(config *byte, acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs int, chunks int, ahead int, scores *float32, before *float32, p *float32, sum *float32)
 // Requires: AMX_BF16, AVX, AVX512F, AVX512VL, AVX512_BF16, CMOV, MMX+
 TEXT ·passAMXRows3(SB), NOSPLIT, $64-112
-	MOVQ  keys+24(FP), R12
-	SHLQ  $0x05, R12
-	MOVQ  R12, (SP)
-	MOVQ  values+40(FP), R12
-	SHLQ  $0x05, R12
-	MOVQ  R12, 8(SP)
-	MOVQ  keys+24(FP), R12
-	TESTQ R12, R12
-	JZ    keysAbsent
-	MOVQ  pairs+56(FP), CX
-	SHLQ  $0x06, CX
-	IMULQ R12, CX
-	MOVQ  k+16(FP), AX
-	MOVQ  (AX)(R12*8), R12
-	MOVQ  R12, 32(SP)
-	MOVQ  (AX), AX
-	MOVQ  AX, 16(SP)
-	ADDQ  AX, CX
-	MOVQ  CX, 24(SP)
+	MOVQ   keys+24(FP), R12
+	IMUL3Q $0x20, R12, R12
+	MOVQ   R12, (SP)
+	MOVQ   values+40(FP), R12
+	IMUL3Q $0x20, R12, R12
+	MOVQ   R12, 8(SP)
+	MOVQ   keys+24(FP), R12
+	TESTQ  R12, R12
+	JZ     keysAbsent
+	MOVQ   pairs+56(FP), CX
+	SHLQ   $0x06, CX
+	IMULQ  R12, CX
+	MOVQ   k+16(FP), AX
+	MOVQ   (AX)(R12*8), R12
+	MOVQ   R12, 32(SP)
+	MOVQ   (AX), AX
+	MOVQ   AX, 16(SP)
+	ADDQ   AX, CX
+	MOVQ   CX, 24(SP)
 
 keysAbsent:
 	MOVQ  values+40(FP), R12
@@ -4882,25 +4882,25 @@ end:
 // func passAMXRows4(config *byte, acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs int, chunks int, ahead int, scores *float32, before *float32, p *float32, sum *float32)
 // Requires: AMX_BF16, AVX, AVX512F, AVX512VL, AVX512_BF16, CMOV, MMX+
 TEXT ·passAMXRows4(SB), NOSPLIT, $64-112
-	MOVQ  keys+24(FP), R12
-	SHLQ  $0x05, R12
-	MOVQ  R12, (SP)
-	MOVQ  values+40(FP), R12
-	SHLQ  $0x05, R12
-	MOVQ  R12, 8(SP)
-	MOVQ  keys+24(FP), R12
-	TESTQ R12, R12
-	JZ    keysAbsent
-	MOVQ  pairs+56(FP), CX
-	SHLQ  $0x06, CX
-	IMULQ R12, CX
-	MOVQ  k+16(FP), AX
-	MOVQ  (AX)(R12*8), R12
-	MOVQ  R12, 32(SP)
-	MOVQ  (AX), AX
-	MOVQ  AX, 16(SP)
-	ADDQ  AX, CX
-	MOVQ  CX, 24(SP)
+	MOVQ   keys+24(FP), R12
+	IMUL3Q $0x20, R12, R12
+	MOVQ   R12, (SP)
+	MOVQ   values+40(FP), R12
+	IMUL3Q $0x20, R12, R12
+	MOVQ   R12, 8(SP)
+	MOVQ   keys+24(FP), R12
+	TESTQ  R12, R12
+	JZ     keysAbsent
+	MOVQ   pairs+56(FP), CX
+	SHLQ   $0x06, CX
+	IMULQ  R12, CX
+	MOVQ   k+16(FP), AX
+	MOVQ   (AX)(R12*8), R12
+	MOVQ   R12, 32(SP)
+	MOVQ   (AX), AX
+	MOVQ   AX, 16(SP)
+	ADDQ   AX, CX
+	MOVQ   CX, 24(SP)
 
 keysAbsent:
 	MOVQ  values+40(FP), R12
@@ -6204,25 +6204,25 @@ end:
 // func passAMXRows5(config *byte, acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs int, chunks int, ahead int, scores *float32, before *float32, p *float32, sum *float32)
 // Requires: AMX_BF16, AVX, AVX512F, AVX512VL, AVX512_BF16, CMOV, MMX+
 TEXT ·passAMXRows5(SB), NOSPLIT, $64-112
-	MOVQ  keys+24(FP), R12
-	SHLQ  $0x05, R12
-	MOVQ  R12, (SP)
-	MOVQ  values+40(FP), R12
-	SHLQ  $0x05, R12
-	MOVQ  R12, 8(SP)
-	MOVQ  keys+24(FP), R12
-	TESTQ R12, R12
-	JZ    keysAbsent
-	MOVQ  pairs+56(FP), CX
-	SHLQ  $0x06, CX
-	IMULQ R12, CX
-	MOVQ  k+16(FP), AX
-	MOVQ  (AX)(R12*8), R12
-	MOVQ  R12, 32(SP)
-	MOVQ  (AX), AX
-	MOVQ  AX, 16(SP)
-	ADDQ  AX, CX
-	MOVQ  CX, 24(SP)
+	MOVQ   keys+24(FP), R12
+	IMUL3Q $0x20, R12, R12
+	MOVQ   R12, (SP)
+	MOVQ   values+40(FP), R12
+	IMUL3Q $0x20, R12, R12
+	MOVQ   R12, 8(SP)
+	MOVQ   keys+24(FP), R12
+	TESTQ  R12, R12
+	JZ     keysAbsent
+	MOVQ   pairs+56(FP), CX
+	SHLQ   $0x06, CX
+	IMULQ  R12, CX
+	MOVQ   k+16(FP), AX
+	MOVQ   (AX)(R12*8), R12
+	MOVQ   R12, 32(SP)
+	MOVQ   (AX), AX
+	MOVQ   AX, 16(SP)
+	ADDQ   AX, CX
+	MOVQ   CX, 24(SP)
 
 keysAbsent:
 	MOVQ  values+40(FP), R12
@@ -7635,25 +7635,25 @@ end:
 // func passAMXRows6(config *byte, acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs int, chunks int, ahead int, scores *float32, before *float32, p *float32, sum *float32)
 // Requires: AMX_BF16, AVX, AVX512F, AVX512VL, AVX512_BF16, CMOV, MMX+
 TEXT ·passAMXRows6(SB), NOSPLIT, $64-112
-	MOVQ  keys+24(FP), R12
-	SHLQ  $0x05, R12
-	MOVQ  R12, (SP)
-	MOVQ  values+40(FP), R12
-	SHLQ  $0x05, R12
-	MOVQ  R12, 8(SP)
-	MOVQ  keys+24(FP), R12
-	TESTQ R12, R12
-	JZ    keysAbsent
-	MOVQ  pairs+56(FP), CX
-	SHLQ  $0x06, CX
-	IMULQ R12, CX
-	MOVQ  k+16(FP), AX
-	MOVQ  (AX)(R12*8), R12
-	MOVQ  R12, 32(SP)
-	MOVQ  (AX), AX
-	MOVQ  AX, 16(SP)
-	ADDQ  AX, CX
-	MOVQ  CX, 24(SP)
+	MOVQ   keys+24(FP), R12
+	IMUL3Q $0x20, R12, R12
+	MOVQ   R12, (SP)
+	MOVQ   values+40(FP), R12
+	IMUL3Q $0x20, R12, R12
+	MOVQ   R12, 8(SP)
+	MOVQ   keys+24(FP), R12
+	TESTQ  R12, R12
+	JZ     keysAbsent
+	MOVQ   pairs+56(FP), CX
+	SHLQ   $0x06, CX
+	IMULQ  R12, CX
+	MOVQ   k+16(FP), AX
+	MOVQ   (AX)(R12*8), R12
+	MOVQ   R12, 32(SP)
+	MOVQ   (AX), AX
+	MOVQ   AX, 16(SP)
+	ADDQ   AX, CX
+	MOVQ   CX, 24(SP)
 
 keysAbsent:
 	MOVQ  values+40(FP), R12
@@ -9175,25 +9175,25 @@ end:
 // func passAMXRows7(config *byte, acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs int, chunks int, ahead int, scores *float32, before *float32, p *float32, sum *float32)
 // Requires: AMX_BF16, AVX, AVX512F, AVX512VL, AVX512_BF16, CMOV, MMX+
 TEXT ·passAMXRows7(SB), NOSPLIT, $64-112
-	MOVQ  keys+24(FP), R12
-	SHLQ  $0x05, R12
-	MOVQ  R12, (SP)
-	MOVQ  values+40(FP), R12
-	SHLQ  $0x05, R12
-	MOVQ  R12, 8(SP)
-	MOVQ  keys+24(FP), R12
-	TESTQ R12, R12
-	JZ    keysAbsent
-	MOVQ  pairs+56(FP), CX
-	SHLQ  $0x06, CX
-	IMULQ R12, CX
-	MOVQ  k+16(FP), AX
-	MOVQ  (AX)(R12*8), R12
-	MOVQ  R12, 32(SP)
-	MOVQ  (AX), AX
-	MOVQ  AX, 16(SP)
-	ADDQ  AX, CX
-	MOVQ  CX, 24(SP)
+	MOVQ   keys+24(FP), R12
+	IMUL3Q $0x20, R12, R12
+	MOVQ   R12, (SP)
+	MOVQ   values+40(FP), R12
+	IMUL3Q $0x20, R12, R12
+	MOVQ   R12, 8(SP)
+	MOVQ   keys+24(FP), R12
+	TESTQ  R12, R12
+	JZ     keysAbsent
+	MOVQ   pairs+56(FP), CX
+	SHLQ   $0x06, CX
+	IMULQ  R12, CX
+	MOVQ   k+16(FP), AX
+	MOVQ   (AX)(R12*8), R12
+	MOVQ   R12, 32(SP)
+	MOVQ   (AX), AX
+	MOVQ   AX, 16(SP)
+	ADDQ   AX, CX
+	MOVQ   CX, 24(SP)
 
 keysAbsent:
 	MOVQ  values+40(FP), R12
@@ -10824,25 +10824,25 @@ end:
 // func passAMXRows8(config *byte, acc *float32, k **byte, keys int, v **byte, values int, q *float32, pairs int, chunks int, ahead int, scores *float32, before *float32, p *float32, sum *float32)
 // Requires: AMX_BF16, AVX, AVX512F, AVX512VL, AVX512_BF16, CMOV, MMX+
 TEXT ·passAMXRows8(SB), NOSPLIT, $64-112
-	MOVQ  keys+24(FP), R12
-	SHLQ  $0x05, R12
-	MOVQ  R12, (SP)
-	MOVQ  values+40(FP), R12
-	SHLQ  $0x05, R12
-	MOVQ  R12, 8(SP)
-	MOVQ  keys+24(FP), R12
-	TESTQ R12, R12
-	JZ    keysAbsent
-	MOVQ  pairs+56(FP), CX
-	SHLQ  $0x06, CX
-	IMULQ R12, CX
-	MOVQ  k+16(FP), AX
-	MOVQ  (AX)(R12*8), R12
-	MOVQ  R12, 32(SP)
-	MOVQ  (AX), AX
-	MOVQ  AX, 16(SP)
-	ADDQ  AX, CX
-	MOVQ  CX, 24(SP)
+	MOVQ   keys+24(FP), R12
+	IMUL3Q $0x20, R12, R12
+	MOVQ   R12, (SP)
+	MOVQ   values+40(FP), R12
+	IMUL3Q $0x20, R12, R12
+	MOVQ   R12, 8(SP)
+	MOVQ   keys+24(FP), R12
+	TESTQ  R12, R12
+	JZ     keysAbsent
+	MOVQ   pairs+56(FP), CX
+	SHLQ   $0x06, CX
+	IMULQ  R12, CX
+	MOVQ   k+16(FP), AX
+	MOVQ   (AX)(R12*8), R12
+	MOVQ   R12, 32(SP)
+	MOVQ   (AX), AX
+	MOVQ   AX, 16(SP)
+	ADDQ   AX, CX
+	MOVQ   CX, 24(SP)
 
 keysAbsent:
 	MOVQ  values+40(FP), R12

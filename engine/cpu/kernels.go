@@ -74,8 +74,8 @@ type blocking struct {
 	shared int  // bytes of a chunk's inputs up to which panels need not share them
 }
 
-// vectorBlocking suits kernels of vectors: a block is 64 KB of bf16 weights, which stay in L2, as
-// do its inputs, 512 KB rounded to bf16.
+// vectorBlocking suits kernels of vectors: a block is 64 KB of bf16 weights, which stay in
+// L2, as do its inputs, 512 KB rounded to bf16.
 func vectorBlocking(rows int, fill bool) blocking {
 	return blocking{rows: rows, fill: fill, chunk: 256, pairs: 512, panels: 4, shared: 512 << 10}
 }

@@ -45,13 +45,6 @@ func (a *arena) floats(n int) ([]float32, error) {
 	return unsafe.Slice((*float32)(p), n), nil
 }
 
-// apart makes a slice whose lines another worker's, which may lie behind it on the Go
-// heap, does not share.
-func apart[T any](n int) []T {
-	var x T
-	return make([]T, n, n+(lineBytes-1)/int(unsafe.Sizeof(x))+1)
-}
-
 func (a *arena) close() error {
 	var first error
 	for _, c := range a.chunks {
@@ -64,3 +57,10 @@ func (a *arena) close() error {
 }
 
 func roundUp(n, multiple int) int { return (n + multiple - 1) / multiple * multiple }
+
+// apart makes a slice whose lines another worker's, which may lie behind it on the Go
+// heap, does not share.
+func apart[T any](n int) []T {
+	var x T
+	return make([]T, n, n+(lineBytes-1)/int(unsafe.Sizeof(x))+1)
+}

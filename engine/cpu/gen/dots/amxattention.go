@@ -212,7 +212,7 @@ func pass(rows int) {
 	newEnd := func(groups string) Mem {
 		end := AllocLocal(8)
 		Load(Param(groups), general[dimPairs])
-		SHLQ(U8(5), general[dimPairs])
+		IMUL3Q(U8(groupWeights), general[dimPairs], general[dimPairs])
 		MOVQ(general[dimPairs], end)
 		return end
 	}
