@@ -8,12 +8,10 @@ type kernels struct {
 
 	// A tile kernel accumulates acc[r][o] += Σ x[i][r]·w[i][o] over pairs of
 	// inputs, from zero if it is not begun, for as many rows as its index plus one, and
-	// for all 32 outputs of panels that follow one another or for 16 of those of one:
-	// above fullRows rows, two calls make a panel. acc is [panels][rows][32], x is
+	// for all 32 outputs of panels that follow one another. acc is [panels][rows][32], x is
 	// [inputs][rows], w points into a panel, whose pairs must be all of it if more
 	// follow. Meanwhile it fetches what is near bytes after w into L1, and what is at
 	// next into L2, moving on by step bytes with each pair.
-	fullRows          int
 	tileBF16, tileF32 [maxTileRows]tileKernel
 	few, many         fetch // of kernels for up to fewRows or fewDotRows rows, and for more
 	probe             fetch // of stream
@@ -66,18 +64,17 @@ type kernels struct {
 // blocking is how a product of many rows is cut, so that what is used again stays in a
 // cache.
 type blocking struct {
-	rows   int  // of a group, which shares a kernel call, at most
-	fill   bool // full groups and a rest, rather than equal groups
-	chunk  int  // rows that one pass over the weights serves
-	pairs  int  // of inputs in a block of a panel, which all rows of a chunk use in turn
-	panels int  // that share the inputs of a block
-	shared int  // bytes of a chunk's inputs up to which panels need not share them
+	rows   int // of a group, which shares a kernel call, at most
+	chunk  int // rows that one pass over the weights serves
+	pairs  int // of inputs in a block of a panel, which all rows of a chunk use in turn
+	panels int // that share the inputs of a block
+	shared int // bytes of a chunk's inputs up to which panels need not share them
 }
 
 // vectorBlocking suits kernels of vectors: a block is 64 KB of bf16 weights, which stay in
 // L2, as do its inputs, 512 KB rounded to bf16.
-func vectorBlocking(rows int, fill bool) blocking {
-	return blocking{rows: rows, fill: fill, chunk: 256, pairs: 512, panels: 4, shared: 512 << 10}
+func vectorBlocking(rows int) blocking {
+	return blocking{rows: rows, chunk: 256, pairs: 512, panels: 4, shared: 512 << 10}
 }
 
 // tileFloats is what the sums of some panels and a chunk need.
@@ -102,7 +99,7 @@ type fetch struct{ near, far, keys, state int }
 
 const (
 	maxTileRows    = 12
-	fewRows        = 2  // whose kernels wait for memory, not for the multipliers
+	fewRows        = 3  // whose kernels wait for memory, not for the multipliers
 	fewDotRows     = 6  // the same of dot kernels
 	callPanels     = 16 // of a kernel call, if they fit
 	streamBytes    = 256
@@ -116,14 +113,13 @@ var epiloguesGeneric = epilogues{
 }
 
 var generic = &kernels{
-	blocking:     vectorBlocking(4, false),
+	blocking:     vectorBlocking(4),
 	lanes:        1,
-	fullRows:     maxTileRows,
 	tileBF16:     tilesGeneric(pairBytes, tileBF16Generic),
 	tileF32:      tilesGeneric(2*pairBytes, tileF32Generic),
 	dots:         dotsGeneric,
 	slowDots:     true,
-	dotBlocking:  vectorBlocking(maxTileRows, false),
+	dotBlocking:  vectorBlocking(maxTileRows),
 	round:        roundGeneric,
 	roundAway:    roundGeneric,
 	scaleRound:   scaleRoundGeneric,

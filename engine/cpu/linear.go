@@ -9,8 +9,6 @@ import (
 )
 
 const (
-	halfPairs    = 96       // the same of a panel that a few rows take by halves: 12 KB, in L1 for the other half
-	halfRows     = 24       // at most
 	ownRowFloats = 64 << 10 // up to so many inputs each worker packs for itself
 	awayRows     = 4        // from so many rows on, results go past the caches
 )
@@ -19,9 +17,9 @@ const (
 //
 // The rows are cut into groups of at most as many as a kernel takes at once,
 // and each group is packed [inputs][rows], or with bf16 products each row as
-// pairs of bf16. A single group makes one pass over each panel, or two where a
-// kernel takes halves. Several passes take turns on a block of a panel that is in
-// cache, and their accumulators go to memory between the blocks, which changes no bit.
+// pairs of bf16. A single group makes one pass over each panel. Several take turns on a
+// block of a panel that is in cache, and their accumulators go to memory between the
+// blocks, which changes no bit.
 type linearTask struct {
 	b      *Backend
 	dst    *buffer
@@ -96,9 +94,6 @@ func (b *Backend) Linear(dst, src backend.Buffer, n int, w backend.Matrix, opt b
 
 // group is the rows [lo, hi) of a group.
 func (t *linearTask) group(g int) (lo, hi int) {
-	if t.cut.fill {
-		return g * t.cut.rows, min((g+1)*t.cut.rows, t.n)
-	}
 	return g * t.n / t.groups, (g + 1) * t.n / t.groups
 }
 
@@ -128,17 +123,12 @@ func (t *linearTask) work(worker int) {
 		first, _ := t.group(g0)
 		_, last := t.group(g1 - 1)
 		rows := last - first
-		passes := 0
-		for g := g0; g < g1; g++ {
-			passes += t.calls(g)
-		}
+		passes := g1 - g0
 		block, panels, together := t.cut.pairs, t.cut.panels, 1 // panels of one call
 		switch {
 		case passes == 1:
 			together = min(callPanels, len(t.b.tiles[worker])/(rows*panelOutputs))
 			block, panels = t.m.pairs, together
-		case t.calls(g0) > 1 && rows <= halfRows:
-			block, panels = halfPairs, 1
 		case rows*t.padded*4 <= t.cut.shared:
 			panels = 1 // all inputs stay in L2
 		}
@@ -166,11 +156,8 @@ func (t *linearTask) work(worker int) {
 							next += uintptr(step * pairs)
 							continue
 						}
-						in := &x[r0*t.padded+2*pair*(r1-r0)]
-						for half := range t.calls(g) {
-							kernels[r1-r0-1]((*float32)(unsafe.Add(acc, half*lineBytes)), pair > 0, (*byte)(unsafe.Add(w, half*lineBytes)), in, pairs, min(together, p1-p), ahead.near, next, step)
-							next += uintptr(step * pairs)
-						}
+						kernels[r1-r0-1]((*float32)(acc), pair > 0, (*byte)(w), &x[r0*t.padded+2*pair*(r1-r0)], pairs, min(together, p1-p), ahead.near, next, step)
+						next += uintptr(step * pairs)
 					}
 				}
 			}
@@ -180,14 +167,6 @@ func (t *linearTask) work(worker int) {
 			}
 		}
 	}
-}
-
-// calls is how many kernel calls cover a panel for a group.
-func (t *linearTask) calls(g int) int {
-	if lo, hi := t.group(g); !t.dots && hi-lo > t.b.kernels.fullRows {
-		return 2
-	}
-	return 1
 }
 
 // finish stores what some panels yielded for a token; stride lies between their tiles.

@@ -23,6 +23,24 @@ func tileBF16AVX2Rows5(acc *float32, begun bool, w *byte, x *float32, pairs int,
 func tileBF16AVX2Rows6(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
+func tileBF16AVX2Rows7(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+
+//go:noescape
+func tileBF16AVX2Rows8(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+
+//go:noescape
+func tileBF16AVX2Rows9(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+
+//go:noescape
+func tileBF16AVX2Rows10(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+
+//go:noescape
+func tileBF16AVX2Rows11(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+
+//go:noescape
+func tileBF16AVX2Rows12(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+
+//go:noescape
 func tileBF16AVX512Rows1(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
@@ -75,6 +93,24 @@ func tileF32AVX2Rows5(acc *float32, begun bool, w *byte, x *float32, pairs int, 
 
 //go:noescape
 func tileF32AVX2Rows6(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+
+//go:noescape
+func tileF32AVX2Rows7(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+
+//go:noescape
+func tileF32AVX2Rows8(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+
+//go:noescape
+func tileF32AVX2Rows9(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+
+//go:noescape
+func tileF32AVX2Rows10(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+
+//go:noescape
+func tileF32AVX2Rows11(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
+
+//go:noescape
+func tileF32AVX2Rows12(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)
 
 //go:noescape
 func tileF32AVX512Rows1(acc *float32, begun bool, w *byte, x *float32, pairs int, panels int, near int, next uintptr, step int)

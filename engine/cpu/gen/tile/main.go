@@ -1,9 +1,10 @@
 // Command tile generates the kernels that multiply packed weights.
 //
-// A kernel holds all accumulators of its rows and of one panel, or of half a
-// panel, in registers. Each accumulator takes its products in order of the
-// input index. Of whole panels it takes several that follow one another: between
-// calls no weights would be on their way.
+// A kernel multiplies all rows and outputs of panels that follow one another: between
+// calls no weights would be on their way. Each accumulator takes its products in order
+// of the input index, and is in a register meanwhile. Where they are too many for the
+// registers, parts of them take turns on a few pairs of inputs, so that weights still
+// come in order: out of order, no hardware fetches them from memory.
 package main
 
 import (
@@ -16,168 +17,283 @@ import (
 	"github.com/batchproof/batchproof/engine/cpu/gen/simd"
 )
 
-const panel = 32 // outputs
+const (
+	panel   = 32 // outputs
+	line    = 64
+	maxRows = 12
+	turn    = 16 // pairs; the end of a longer loop is not foreseen by a Golden Cove
+)
 
 func main() {
 	ConstraintExpr("!noasm")
 	for _, f32 := range []bool{false, true} {
-		for rows := 1; rows <= 6; rows++ {
-			// Up to two rows, 16 registers hold a whole panel's accumulators.
-			width := panel
-			if rows > 2 {
-				width = panel / 2
+		for _, isa := range []simd.ISA{simd.AVX2, simd.AVX512} {
+			for rows := 1; rows <= maxRows; rows++ {
+				newKernel(isa, rows, f32).generate()
 			}
-			tile(simd.AVX2, rows, width, f32)
-		}
-		for rows := 1; rows <= 12; rows++ {
-			tile(simd.AVX512, rows, panel, f32)
 		}
 	}
 	Generate()
 }
 
-func tile(isa simd.ISA, rows, width int, f32 bool) {
-	dtype, pairBytes := "BF16", panel*2*2
-	if f32 {
-		dtype, pairBytes = "F32", panel*2*4
+// part is the accumulators of some rows and columns of a panel.
+type part struct{ row, rows, column, columns int }
+
+// parts fit into the registers, with operands. With AVX2, ten to twelve chains of
+// additions keep the multipliers busy, eight do not.
+func parts(isa simd.ISA, rows int) []part {
+	columns := panel / isa.Lanes
+	if isa.Wide() || rows <= 3 {
+		return []part{{0, rows, 0, columns}}
 	}
-	TEXT(fmt.Sprintf("tile%s%sRows%d", dtype, isa.Name, rows), NOSPLIT,
+	last := 0
+	if rows > 9 {
+		last = rows / 2
+	} else if rows > 6 {
+		last = 3
+	}
+	var all []part
+	for _, rows := range [][2]int{{0, rows - last}, {rows - last, last}} {
+		switch {
+		case rows[1] > 3:
+			all = append(all, part{rows[0], rows[1], 0, columns / 2}, part{rows[0], rows[1], columns / 2, columns / 2})
+		case rows[1] > 0:
+			all = append(all, part{rows[0], rows[1], 0, columns})
+		}
+	}
+	return all
+}
+
+// kernel is one of so many rows.
+type kernel struct {
+	isa                                        simd.ISA
+	rows                                       int
+	f32                                        bool
+	pairBytes                                  int
+	acc, w, x, pairs, panels, near, next, step reg.Register
+}
+
+func newKernel(isa simd.ISA, rows int, f32 bool) *kernel {
+	k := &kernel{isa: isa, rows: rows, f32: f32, pairBytes: panel * 2 * 2}
+	if f32 {
+		k.pairBytes *= 2
+	}
+	return k
+}
+
+func (k *kernel) generate() {
+	dtype := "BF16"
+	if k.f32 {
+		dtype = "F32"
+	}
+	TEXT(fmt.Sprintf("tile%s%sRows%d", dtype, k.isa.Name, k.rows), NOSPLIT,
 		"func(acc *float32, begun bool, w *byte, x *float32, pairs, panels, near int, next uintptr, step int)")
 	Pragma("noescape")
-	acc, w := Load(Param("acc"), GP64()), Load(Param("w"), GP64())
-	near, next, step := Load(Param("near"), GP64()), Load(Param("next"), GP64()), Load(Param("step"), GP64())
-	columns := width / isa.Lanes
-	place := func(r, c int) Mem { return Mem{Base: acc, Disp: 4 * (r*panel + c*isa.Lanes)} }
-	var odd reg.VecVirtual
-	if !f32 {
-		odd = isa.Vec()
-		mask := GP32()
-		MOVL(U32(0xffff0000), mask)
-		if isa.Wide() {
-			VPBROADCASTD(mask, odd)
-		} else {
-			VMOVD(mask, odd.AsX())
-			VPBROADCASTD(odd.AsX(), odd)
-		}
-	}
-	panels := reg.Register(nil)
-	if width == panel {
-		panels = Load(Param("panels"), GP64())
-		Label("panel")
-	}
-	x, pairs := Load(Param("x"), GP64()), Load(Param("pairs"), GP64())
-	begun := Load(Param("begun"), GP8())
-	sums := make([][]reg.VecVirtual, rows)
-	each := func(f func(v reg.VecVirtual, m Mem)) {
-		for r := range sums {
-			for c, v := range sums[r] {
-				f(v, place(r, c))
-			}
-		}
-	}
-	for r := range sums {
-		for range columns {
-			sums[r] = append(sums[r], isa.Zero())
-		}
-	}
-	TESTB(begun, begun)
-	JZ(LabelRef("pair"))
-	each(func(v reg.VecVirtual, m Mem) { VMOVUPS(m, v) })
-	lineGap := 64 * panel / width // the other half of a panel lies between
-	Label("pair")
-	for line := 0; line < pairBytes; line += lineGap {
-		PREFETCHT0(Mem{Base: w, Index: near, Scale: 1, Disp: line})
-		PREFETCHT1(Mem{Base: next, Disp: line * width / panel})
-	}
-	if rows <= 2 {
-		memoryBound(isa, w, x, sums, odd)
+	k.acc, k.w, k.panels = Load(Param("acc"), GP64()), Load(Param("w"), GP64()), Load(Param("panels"), GP64())
+	k.near, k.next, k.step = Load(Param("near"), GP64()), Load(Param("next"), GP64()), Load(Param("step"), GP64())
+	if parts := parts(k.isa, k.rows); len(parts) == 1 {
+		k.atOnce(parts[0])
 	} else {
-		computeBound(isa, w, x, sums, odd)
-	}
-	ADDQ(U32(uint32(pairBytes)), w)
-	ADDQ(U32(uint32(8*rows)), x)
-	ADDQ(step, next)
-	DECQ(pairs)
-	JNZ(LabelRef("pair"))
-	each(func(v reg.VecVirtual, m Mem) { VMOVUPS(v, m) })
-	if panels != nil {
-		ADDQ(U32(uint32(4*rows*panel)), acc)
-		DECQ(panels)
-		JNZ(LabelRef("panel"))
+		k.inTurns(parts)
 	}
 	VZEROUPPER()
 	RET()
 }
 
+// eachPanel goes through them.
+func (k *kernel) eachPanel(body func()) {
+	Label("panel")
+	k.x, k.pairs = Load(Param("x"), GP64()), Load(Param("pairs"), GP64())
+	body()
+	ADDQ(U32(uint32(4*k.rows*panel)), k.acc)
+	DECQ(k.panels)
+	JNZ(LabelRef("panel"))
+}
+
+func (k *kernel) ifNotBegun(label string) {
+	begun := Load(Param("begun"), GP8())
+	TESTB(begun, begun)
+	JZ(LabelRef(label))
+}
+
+// atOnce keeps all accumulators of a panel in registers.
+func (k *kernel) atOnce(p part) {
+	weights := k.decoder(p)
+	k.eachPanel(func() {
+		sums := k.sums(p)
+		for r := range sums {
+			for _, v := range sums[r] {
+				k.isa.Xor(v, v, v)
+			}
+		}
+		k.ifNotBegun("pair")
+		k.each(sums, p, func(v reg.VecVirtual, m Mem) { VMOVUPS(m, v) })
+		Label("pair")
+		for at := 0; at < k.pairBytes; at += line {
+			PREFETCHT0(Mem{Base: k.w, Index: k.near, Scale: 1, Disp: at})
+			PREFETCHT1(Mem{Base: k.next, Disp: at})
+		}
+		k.multiply(p, k.w, k.x, sums, weights)
+		ADDQ(U32(uint32(k.pairBytes)), k.w)
+		ADDQ(U32(uint32(8*k.rows)), k.x)
+		ADDQ(k.step, k.next)
+		DECQ(k.pairs)
+		JNZ(LabelRef("pair"))
+		k.each(sums, p, func(v reg.VecVirtual, m Mem) { VMOVUPS(v, m) })
+	})
+}
+
+// inTurns keeps those of one part in registers. The first two parts, of half the outputs
+// each, fetch half of the lines each, in order.
+func (k *kernel) inTurns(parts []part) {
+	ADDQ(k.w, k.near) // points to what is next to be fetched
+	SHRQ(Imm(1), k.step)
+	count, left, w, x := GP64(), GP64(), GP64(), GP64()
+	k.eachPanel(func() {
+		k.ifNotBegun("clear")
+		JMP(LabelRef("turn"))
+		Label("clear")
+		zero := k.isa.Zero()
+		for at := 0; at < 4*k.rows*panel; at += 4 * k.isa.Lanes {
+			VMOVUPS(zero, Mem{Base: k.acc, Disp: at})
+		}
+		Label("turn")
+		MOVQ(U32(turn), count)
+		CMPQ(k.pairs, count)
+		CMOVQLT(k.pairs, count)
+		for i, p := range parts {
+			pair := fmt.Sprintf("pair%d", i)
+			weights, sums := k.decoder(p), k.sums(p)
+			k.each(sums, p, func(v reg.VecVirtual, m Mem) { VMOVUPS(m, v) })
+			MOVQ(count, left)
+			MOVQ(k.w, w)
+			MOVQ(k.x, x)
+			Label(pair)
+			if i < 2 {
+				for at := 0; at < k.pairBytes/2; at += line {
+					PREFETCHT0(Mem{Base: k.near, Disp: at})
+					PREFETCHT1(Mem{Base: k.next, Disp: at})
+				}
+				ADDQ(U32(uint32(k.pairBytes/2)), k.near)
+				ADDQ(k.step, k.next)
+			}
+			k.multiply(p, w, x, sums, weights)
+			ADDQ(U32(uint32(k.pairBytes)), w)
+			ADDQ(U32(uint32(8*k.rows)), x)
+			DECQ(left)
+			JNZ(LabelRef(pair))
+			k.each(sums, p, func(v reg.VecVirtual, m Mem) { VMOVUPS(v, m) })
+		}
+		MOVQ(w, k.w)
+		MOVQ(x, k.x)
+		SUBQ(count, k.pairs)
+		JNZ(LabelRef("turn"))
+	})
+}
+
+// sums are registers for the accumulators of a part, [rows][columns].
+func (k *kernel) sums(p part) [][]reg.VecVirtual {
+	sums := make([][]reg.VecVirtual, p.rows)
+	for r := range sums {
+		for range p.columns {
+			sums[r] = append(sums[r], k.isa.Vec())
+		}
+	}
+	return sums
+}
+
+// each goes through them and their places in memory.
+func (k *kernel) each(sums [][]reg.VecVirtual, p part, f func(v reg.VecVirtual, m Mem)) {
+	for r := range sums {
+		for c, v := range sums[r] {
+			f(v, Mem{Base: k.acc, Disp: 4 * ((p.row+r)*panel + (p.column+c)*k.isa.Lanes)})
+		}
+	}
+}
+
+func (k *kernel) decoder(p part) decoder {
+	if k.f32 {
+		return plain{}
+	}
+	return bf16(k.isa, p.rows, p.columns)
+}
+
+// multiply adds the products of a pair at w and x.
+func (k *kernel) multiply(p part, w, x reg.Register, sums [][]reg.VecVirtual, weights decoder) {
+	weight := func(c int) Mem { return Mem{Base: w, Disp: 4 * (p.column + c) * k.isa.Lanes} }
+	input := func(i, r int) Mem { return Mem{Base: x, Disp: 4 * (i*k.rows + p.row + r)} }
+	if k.rows <= 2 {
+		memoryBound(k.isa, weight, input, sums, weights)
+	} else {
+		computeBound(k.isa, weight, input, sums, weights)
+	}
+}
+
 // memoryBound multiplies a pair with every line loaded once: a second load of
 // a line that is on its way takes the place of a load of another.
-func memoryBound(isa simd.ISA, w, x reg.Register, sums [][]reg.VecVirtual, odd reg.VecVirtual) {
-	rows := len(sums)
+func memoryBound(isa simd.ISA, weight func(c int) Mem, input func(i, r int) Mem, sums [][]reg.VecVirtual, weights decoder) {
 	var inputs [2][]reg.VecVirtual
-	for k := range inputs {
-		for r := range rows {
-			inputs[k] = append(inputs[k], isa.Vec())
-			VBROADCASTSS(Mem{Base: x, Disp: 4 * (k*rows + r)}, inputs[k][r])
+	for i := range inputs {
+		for r := range sums {
+			inputs[i] = append(inputs[i], isa.Vec())
+			VBROADCASTSS(input(i, r), inputs[i][r])
 		}
 	}
 	for c := range sums[0] {
-		weights := [2]reg.VecVirtual{isa.Vec(), isa.Vec()}
-		m := Mem{Base: w, Disp: 4 * c * isa.Lanes}
-		if odd == nil {
-			VMOVUPS(m, weights[0])
-			m.Disp += 4 * panel
-			VMOVUPS(m, weights[1])
-		} else {
-			VMOVUPS(m, weights[1])
-			VPSLLD(Imm(16), weights[1], weights[0])
-			isa.And(weights[1], odd, weights[1])
-		}
-		for k := range inputs {
-			for r, input := range inputs[k] {
-				VFMADD231PS(weights[k], input, sums[r][c])
+		pair := [2]reg.VecVirtual{isa.Vec(), isa.Vec()}
+		weights.both(weight(c), pair)
+		for i := range inputs {
+			for r, in := range inputs[i] {
+				VFMADD231PS(pair[i], in, sums[r][c])
 			}
 		}
 	}
 }
 
-// computeBound multiplies a pair with as little else as can be: operands that
-// are shifted or masked come straight from the cache.
+// computeBound multiplies a pair with as little else as can be. For each input of the
+// pair, the weights of all columns stay in registers, or the inputs of all rows, whichever
+// are fewer.
 //
-// With 512 bits every second input is an operand in memory, too. On Zen 4 a
+// With 512 bits every second input is an operand in memory. On Zen 4 a
 // broadcast into a register takes a turn of the multipliers; an operand is loaded
 // for each of the two columns, for which a Xeon, with twice the multipliers,
 // would run out of load ports if all inputs were such.
-func computeBound(isa simd.ISA, w, x reg.Register, sums [][]reg.VecVirtual, odd reg.VecVirtual) {
-	for k := range 2 {
-		weights := make([]reg.VecVirtual, len(sums[0]))
-		for c := range weights {
-			weights[c] = isa.Vec()
-			m := Mem{Base: w, Disp: 4 * c * isa.Lanes}
-			switch {
-			case odd == nil:
-				m.Disp += k * 4 * panel
-				VMOVUPS(m, weights[c])
-			case k == 1:
-				isa.And(m, odd, weights[c])
-			case isa.Wide():
-				VPSLLD(Imm(16), m, weights[c])
-			default:
-				VMOVDQU(m, weights[c])
-				VPSLLD(Imm(16), weights[c], weights[c])
+func computeBound(isa simd.ISA, weight func(c int) Mem, input func(i, r int) Mem, sums [][]reg.VecVirtual, weights decoder) {
+	for i := range 2 {
+		decode := func(c int) reg.VecVirtual {
+			v := isa.Vec()
+			weights.one(i, weight(c), v)
+			return v
+		}
+		if len(sums) < len(sums[0]) {
+			var inputs []reg.VecVirtual
+			for r := range sums {
+				inputs = append(inputs, isa.Vec())
+				VBROADCASTSS(input(i, r), inputs[r])
 			}
+			for c := range sums[0] {
+				v := decode(c)
+				for r, in := range inputs {
+					VFMADD231PS(v, in, sums[r][c])
+				}
+			}
+			continue
+		}
+		var held []reg.VecVirtual
+		for c := range sums[0] {
+			held = append(held, decode(c))
 		}
 		for r := range sums {
-			at := Mem{Base: x, Disp: 4 * (k*len(sums) + r)}
 			if isa.Wide() && r%2 == 1 {
-				for c := range weights {
-					VFMADD231PS_BCST(at, weights[c], sums[r][c])
+				for c, v := range held {
+					VFMADD231PS_BCST(input(i, r), v, sums[r][c])
 				}
 				continue
 			}
-			input := isa.Vec()
-			VBROADCASTSS(at, input)
-			for c := range weights {
-				VFMADD231PS(weights[c], input, sums[r][c])
+			in := isa.Vec()
+			VBROADCASTSS(input(i, r), in)
+			for c, v := range held {
+				VFMADD231PS(v, in, sums[r][c])
 			}
 		}
 	}
