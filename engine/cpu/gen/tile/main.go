@@ -143,8 +143,8 @@ func (k *kernel) atOnce(p part) {
 	})
 }
 
-// inTurns keeps those of one part in registers. The first two parts, of half the outputs
-// each, fetch half of the lines each, in order.
+// inTurns keeps those of one part in registers. Two parts, as far from one another as can
+// be, fetch half of the lines each, in order.
 func (k *kernel) inTurns(parts []part) {
 	ADDQ(k.w, k.near) // points to what is next to be fetched
 	SHRQ(Imm(1), k.step)
@@ -169,7 +169,7 @@ func (k *kernel) inTurns(parts []part) {
 			MOVQ(k.w, w)
 			MOVQ(k.x, x)
 			Label(pair)
-			if i < 2 {
+			if i == 0 || i == (len(parts)+1)/2 {
 				for at := 0; at < k.pairBytes/2; at += line {
 					PREFETCHT0(Mem{Base: k.near, Disp: at})
 					PREFETCHT1(Mem{Base: k.next, Disp: at})
