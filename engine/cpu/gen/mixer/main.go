@@ -62,23 +62,16 @@ func text(name, signature string) {
 // pair loads what two of the inner index hold in some lanes: [lanes][2] bf16,
 // or [2][16] float32.
 type pair struct {
-	isa simd.ISA
-	f32 bool
-	odd reg.VecVirtual // mask
+	isa  simd.ISA
+	f32  bool
+	bf16 simd.BF16
 }
 
-func newPair(isa simd.ISA, f32 bool) *pair {
+// newPair takes no more than the free registers, with AVX2.
+func newPair(isa simd.ISA, f32 bool, free int) *pair {
 	p := &pair{isa: isa, f32: f32}
 	if !f32 {
-		p.odd = isa.Vec()
-		mask := GP32()
-		MOVL(U32(0xffff0000), mask)
-		if isa.Wide() {
-			VPBROADCASTD(mask, p.odd)
-		} else {
-			VMOVD(mask, p.odd.AsX())
-			VPBROADCASTD(p.odd.AsX(), p.odd)
-		}
+		p.bf16 = isa.BF16(free)
 	}
 	return p
 }
@@ -90,20 +83,16 @@ func (p *pair) bytes() int {
 	return 2 * group * 2
 }
 
-// load reads a line once: a second load of a line that is on its way takes the
-// place of a load of another.
 func (p *pair) load(at Mem, lane int) (w [2]reg.VecVirtual) {
 	at.Disp += 4 * lane
 	w = [2]reg.VecVirtual{p.isa.Vec(), p.isa.Vec()}
-	if p.f32 {
-		VMOVUPS(at, w[0])
-		at.Disp += 4 * group
-		VMOVUPS(at, w[1])
+	if !p.f32 {
+		p.bf16.Both(at, w)
 		return w
 	}
+	VMOVUPS(at, w[0])
+	at.Disp += 4 * group
 	VMOVUPS(at, w[1])
-	VPSLLD(Imm(16), w[1], w[0])
-	p.isa.And(w[1], p.odd, w[1])
 	return w
 }
 
@@ -148,20 +137,20 @@ func groups(where string) (at, next reg.Register, end func()) {
 	}
 }
 
-// fetch fetches as many bytes as one pair has, into L2: to go on to L1, a fetch would
-// hold one of its few miss buffers until memory answers.
-func (p *pair) fetch(next reg.Register) {
+// fetch fetches as many bytes as one pair has, or in each of several sweeps its share of
+// them, into L2: to go on to L1, a fetch would hold one of its few miss buffers until
+// memory answers.
+func (p *pair) fetch(next reg.Register, sweeps int) {
 	for line := 0; line < p.bytes(); line += 64 {
 		PREFETCHT1(Mem{Base: next, Disp: line})
 	}
-	ADDQ(U32(uint32(p.bytes())), next)
+	ADDQ(U32(uint32(p.bytes()/sweeps)), next)
 }
 
 // scores multiplies queries [dims][rows] by the keys of groups.
 func scores(isa simd.ISA, rows int, f32 bool) {
 	text(fmt.Sprintf("scores%s%sRows%d", dtype(f32), isa.Name, rows), "func(s *float32, k **byte, groups int, q *float32, pairs, ahead int)")
 	s := Load(Param("s"), GP64())
-	keys := newPair(isa, f32)
 	fits, lanes := 8, [][]int{{0}}
 	switch {
 	case isa.Wide():
@@ -170,8 +159,9 @@ func scores(isa simd.ISA, rows int, f32 bool) {
 	default:
 		fits, lanes = 6, [][]int{{0}, {8}}
 	}
+	keys := newPair(isa, f32, 16-2*min(rows, fits)*len(lanes[0])-3)
 	k, next, end := groups("k")
-	pass := 0
+	pass, sweeps := 0, (rows+fits-1)/fits*len(lanes)
 	passes(rows, fits, func(row, n int) {
 		for _, lanes := range lanes {
 			q, pairs := Load(Param("q"), GP64()), Load(Param("pairs"), GP64())
@@ -187,9 +177,7 @@ func scores(isa simd.ISA, rows int, f32 bool) {
 			}
 			loop := fmt.Sprintf("pair%d", pass)
 			Label(loop)
-			if pass == 0 {
-				keys.fetch(next)
-			}
+			keys.fetch(next, sweeps)
 			for i, lane := range lanes {
 				for k, w := range keys.load(Mem{Base: at}, lane) {
 					for r, sum := range sums[i][k] {
@@ -218,11 +206,11 @@ func scores(isa simd.ISA, rows int, f32 bool) {
 func mix(isa simd.ISA, rows int, f32 bool) {
 	text(fmt.Sprintf("mix%s%sRows%d", dtype(f32), isa.Name, rows), "func(acc *float32, v **byte, groups int, p *float32, chunks, ahead int)")
 	weights := Load(Param("p"), GP64())
-	values := newPair(isa, f32)
 	fits := 8
 	if !isa.Wide() {
 		fits = 5
 	}
+	values := newPair(isa, f32, 16-2*min(rows, fits)-5)
 	v, next, end := groups("v")
 	acc, chunks := Load(Param("acc"), GP64()), Load(Param("chunks"), GP64())
 	Label("chunk")
@@ -243,7 +231,7 @@ func mix(isa simd.ISA, rows int, f32 bool) {
 		loop := fmt.Sprintf("pair%d", row)
 		Label(loop)
 		if row == 0 {
-			values.fetch(next)
+			values.fetch(next, 1)
 		}
 		var w [2][]reg.VecVirtual // even and odd positions
 		for lane := 0; lane < group; lane += isa.Lanes {

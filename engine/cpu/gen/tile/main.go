@@ -211,11 +211,36 @@ func (k *kernel) each(sums [][]reg.VecVirtual, p part, f func(v reg.VecVirtual, 
 	}
 }
 
+// decoder leaves registers for the sums of a part, the weights of a column, and inputs.
 func (k *kernel) decoder(p part) decoder {
 	if k.f32 {
-		return plain{}
+		return f32{}
 	}
-	return bf16(k.isa, p.rows, p.columns)
+	free := 16 - p.rows*p.columns - 1 - min(p.rows, p.columns)
+	if k.rows <= 2 { // see memoryBound
+		free = 16 - p.rows*p.columns - 2 - 2*p.rows
+	}
+	return k.isa.BF16(free)
+}
+
+// decoder loads the weights of one column.
+type decoder interface {
+	One(i int, m Mem, dst reg.VecVirtual) // of one input of a pair
+	Both(m Mem, dst [2]reg.VecVirtual)
+}
+
+// f32 weights of the second input lie behind all of the first.
+type f32 struct{}
+
+func (f32) One(i int, m Mem, dst reg.VecVirtual) {
+	m.Disp += i * 4 * panel
+	VMOVUPS(m, dst)
+}
+
+func (d f32) Both(m Mem, dst [2]reg.VecVirtual) {
+	for i, v := range dst {
+		d.One(i, m, v)
+	}
 }
 
 // multiply adds the products of a pair at w and x.
@@ -241,7 +266,7 @@ func memoryBound(isa simd.ISA, weight func(c int) Mem, input func(i, r int) Mem,
 	}
 	for c := range sums[0] {
 		pair := [2]reg.VecVirtual{isa.Vec(), isa.Vec()}
-		weights.both(weight(c), pair)
+		weights.Both(weight(c), pair)
 		for i := range inputs {
 			for r, in := range inputs[i] {
 				VFMADD231PS(pair[i], in, sums[r][c])
@@ -262,7 +287,7 @@ func computeBound(isa simd.ISA, weight func(c int) Mem, input func(i, r int) Mem
 	for i := range 2 {
 		decode := func(c int) reg.VecVirtual {
 			v := isa.Vec()
-			weights.one(i, weight(c), v)
+			weights.One(i, weight(c), v)
 			return v
 		}
 		if len(sums) < len(sums[0]) {
