@@ -41,10 +41,9 @@ type attentionTask struct {
 	c    *kvCache
 	dots bool // queries and weights are rounded to bf16, see Precision
 	// Splits whose keys are all read before their values: readSplits, or one.
-	together int
-	// Groups that keys and values are fetched before their use, by instruction.
-	ahead, aheadInRun int
-	workers           []attentionWorker
+	together         int
+	scattered, inRun reach
+	workers          []attentionWorker
 
 	// Of the layer and step.
 	dst, in     *buffer
@@ -58,6 +57,10 @@ type attentionTask struct {
 	isCut       bool
 	decode      bool // one unit for each row and KV head
 }
+
+// reach is how long before their use keys and values are fetched by instruction: so many
+// groups and far bytes into L2, and near bytes into L1. Kernels of dots know groups only.
+type reach struct{ groups, near, far int }
 
 // attentionWorker is the scratch of one worker.
 type attentionWorker struct {
@@ -110,7 +113,10 @@ func (t *attentionTask) init(b *Backend, c *kvCache) (err error) {
 		t.together = readSplits
 	}
 	groups := func(bytes int) int { return min(splitGroups, (bytes+c.keyBytes/2)/c.keyBytes) }
-	t.ahead, t.aheadInRun = groups(b.kernels.many.keys), groups(b.kernels.few.keys)
+	t.scattered = reach{groups: groups(b.kernels.many.keys)}
+	if t.inRun = (reach{near: b.kernels.runs.near, far: b.kernels.runs.far}); t.dots {
+		t.inRun = reach{groups: groups(b.kernels.few.keys)}
+	}
 	floats := func(n int) []float32 {
 		var x []float32
 		if err == nil {
@@ -406,16 +412,16 @@ func (t *attentionTask) attend(w *attentionWorker, u *unit, first, last int, cut
 	}
 }
 
-// list lists what some splits read, and returns how many groups to fetch ahead.
-func (t *attentionTask) list(w *attentionWorker, u *unit, lo, hi int) (ahead int) {
+// list lists what some splits read, and returns how to fetch it ahead.
+func (t *attentionTask) list(w *attentionWorker, u *unit, lo, hi int) (ahead reach) {
 	lo, hi = lo*splitGroups, min(hi*splitGroups, u.groups)
 	groups := hi - lo
 	w.keys, w.values = w.reads[:groups], w.reads[groups:]
 	runs := t.locate(w.keys, w.values, u, lo)
-	if ahead = t.ahead; runs*runBytes <= groups*t.c.keyBytes {
-		ahead = t.aheadInRun
+	if ahead = t.scattered; runs*runBytes <= groups*t.c.keyBytes {
+		ahead = t.inRun
 	}
-	for i := range max(ahead, leastAhead) {
+	for i := range max(ahead.groups, leastAhead) {
 		w.values[groups+i] = w.values[groups-1]
 		if after := hi + i; after < u.groups {
 			w.values[groups+i] = t.c.keys(t.c.index(t.a.Layer, u.head, t.b.step.Rows[u.row].Blocks, after))
@@ -448,25 +454,26 @@ func (t *attentionTask) locate(keys, values []*byte, u *unit, lo int) (runs int)
 func (u *unit) splitGroups(s int) int { return min(splitGroups, u.groups-s*splitGroups) }
 
 // weights finds those of the positions of some splits.
-func (t *attentionTask) weights(w *attentionWorker, u *unit, lo, hi, ahead int) {
+func (t *attentionTask) weights(w *attentionWorker, u *unit, lo, hi int, ahead reach) {
 	c, i := t.c, 0
 	if t.dots && c.spec.BlockSize%groupPositions == 0 {
 		// Whole splits, all of whose positions come before those of the queries.
 		if n := min(hi, (t.position(u, 0)+1)/splitPositions) - lo; n > 0 {
-			t.k.weightsDots[u.queries-1](&w.pairs[0], &w.max[0][0], &w.sum[0][0], &w.keys[0], n, &w.q[0], c.pairs, ahead, &w.work[0])
+			t.k.weightsDots[u.queries-1](&w.pairs[0], &w.max[0][0], &w.sum[0][0], &w.keys[0], n, &w.q[0], c.pairs, ahead.groups, &w.work[0])
 			i = n
 		}
 	}
 	scores := t.k.scoresF32[u.queries-1]
-	switch {
-	case t.dots:
-		scores = t.k.scoresDots[u.queries-1]
-	case c.spec.DType == backend.BF16:
+	if c.spec.DType == backend.BF16 {
 		scores = t.k.scoresBF16[u.queries-1]
 	}
 	for ; i < hi-lo; i++ {
 		groups, p := u.splitGroups(lo+i), w.p[i*unitRows*splitPositions:]
-		scores(&p[0], &w.keys[i*splitGroups], groups, &w.q[0], c.pairs, ahead)
+		if keys := &w.keys[i*splitGroups]; t.dots {
+			t.k.scoresDots[u.queries-1](&p[0], keys, groups, &w.q[0], c.pairs, ahead.groups)
+		} else {
+			scores(&p[0], keys, groups, &w.q[0], c.pairs, ahead.groups, ahead.near, ahead.far)
+		}
 		for r := range u.queries {
 			p := p[r*splitPositions:][:groups*groupPositions]
 			last, lane := c.place(t.position(u, r))
@@ -482,14 +489,14 @@ func (t *attentionTask) weights(w *attentionWorker, u *unit, lo, hi, ahead int) 
 }
 
 // mix adds up the values of some splits.
-func (t *attentionTask) mix(w *attentionWorker, u *unit, lo, hi, ahead int, parts []partial) {
+func (t *attentionTask) mix(w *attentionWorker, u *unit, lo, hi int, ahead reach, parts []partial) {
 	c := t.c
 	for i := range hi - lo {
 		*parts[i].max, *parts[i].sum = w.max[i], w.sum[i]
 	}
 	if t.dots {
 		groups := min(hi*splitGroups, u.groups) - lo*splitGroups
-		t.k.mixDots[u.queries-1](&parts[0].acc[0], &w.values[0], groups, &w.pairs[0], c.chunks, ahead, 4*t.partFloats())
+		t.k.mixDots[u.queries-1](&parts[0].acc[0], &w.values[0], groups, &w.pairs[0], c.chunks, ahead.groups, 4*t.partFloats())
 		return
 	}
 	mix := t.k.mixF32[u.queries-1]
@@ -499,7 +506,7 @@ func (t *attentionTask) mix(w *attentionWorker, u *unit, lo, hi, ahead int, part
 	for i := range hi - lo {
 		acc := parts[i].acc
 		clear(acc[:c.chunks*u.queries*chunkDims])
-		mix(&acc[0], &w.values[i*splitGroups], u.splitGroups(lo+i), &w.p[i*unitRows*splitPositions], c.chunks, ahead)
+		mix(&acc[0], &w.values[i*splitGroups], u.splitGroups(lo+i), &w.p[i*unitRows*splitPositions], c.chunks, ahead.groups, ahead.near, ahead.far)
 	}
 }
 

@@ -66,14 +66,14 @@ func (t *attentionTask) maskScores(scores []float32, u *unit, s int) {
 
 // passList lists what is read of a split that begins with a group, and after it.
 func (t *attentionTask) passList(r *passReads, u *unit, lo int) (ahead int) {
-	listed := splitGroups + max(t.ahead, 1)
+	listed := splitGroups + max(t.scattered.groups, 1)
 	n := min(listed, u.groups-lo)
 	runs := t.locate(r.keys[:n], r.values[:n], u, lo)
 	for i := n; i < listed; i++ {
 		r.keys[i], r.values[i] = r.keys[n-1], r.values[n-1]
 	}
 	if runs > 1 {
-		return max(t.ahead, 1)
+		return max(t.scattered.groups, 1)
 	}
 	return 0
 }

@@ -18,13 +18,14 @@ func detectISA() ISA {
 }
 
 // These keep L1 and L2 of a Xeon filled by instruction. On a Granite Rapids, whose hardware
-// alone reads 35 GB/s on two cores, both together make it 40; no distance of 1 to 16 KB
-// is better, and beyond a page a decode step takes up to 17 % longer. AVX2 takes longer
-// over each line, and wants lines fetched earlier: two and four rows gain 5 and 9 %.
+// alone reads 35 GB/s on two cores, both together make it 40. What takes longer over each
+// line wants it fetched earlier: kernels of AVX2 for one to three rows and attention in
+// vectors, and then kernels whose parts take turns. With those of the next line each, a
+// decode step of AVX2 takes 4 to 20 % longer, and one of AMX up to 17 %.
 var (
-	xeonFetch         = fetch{near: 2048, far: 3584, keys: 8192, state: 4096}
-	xeonFetchAVX2     = fetch{near: 3072, far: 6144, keys: 8192, state: 4096}
-	xeonFetchAVX2Many = fetch{near: 5120, far: 8192, keys: 8192}
+	xeonFetch      = fetch{near: 2048, far: 3584, keys: 8192, state: 4096}
+	xeonFetchFar   = fetch{near: 3072, far: 6144, keys: 8192, state: 4096}
+	xeonFetchTurns = fetch{near: 5120, far: 8192, keys: 8192}
 )
 
 // fewFetch is that of kernels that wait for memory, on a Xeon as given. A fetch into L1 by
@@ -87,8 +88,9 @@ var avx2 = &kernels{
 		tileF32AVX2Rows7, tileF32AVX2Rows8, tileF32AVX2Rows9,
 		tileF32AVX2Rows10, tileF32AVX2Rows11, tileF32AVX2Rows12,
 	},
-	few:       fewFetch(xeonFetchAVX2),
-	many:      manyFetch(xeonFetchAVX2Many),
+	few:       fewFetch(xeonFetchFar),
+	many:      manyFetch(xeonFetchTurns),
+	runs:      fewFetch(xeonFetchFar),
 	probe:     probeFetch(),
 	pack4:     pack4,
 	packNorm4: packNorm4,
@@ -124,6 +126,7 @@ var avx512 = &kernels{
 	},
 	few:       fewFetch(xeonFetch),
 	many:      manyFetch(xeonFetch),
+	runs:      fewFetch(xeonFetchFar),
 	probe:     probeFetch(),
 	pack4:     pack4,
 	packNorm4: packNorm4,

@@ -14,6 +14,7 @@ type kernels struct {
 	// next into L2, moving on by step bytes with each pair.
 	tileBF16, tileF32 [maxTileRows]tileKernel
 	few, many         fetch // of kernels for up to fewRows or fewDotRows rows, and for more
+	runs              fetch // of keys and values in runs, by kernels of float32 products
 	probe             fetch // of stream
 
 	// A dot kernel does the same with inputs rounded to bf16, in pairs, two

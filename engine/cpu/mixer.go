@@ -17,12 +17,14 @@ type mixerKernels struct {
 	// dims are summed apart, in order.
 	// mix adds the values of the groups, weighted by p [rows][splitPositions] in
 	// order of position, to acc [chunks][rows][16].
-	// Both fetch as many bytes as they read from what is later in the list by ahead.
-	scoresBF16, scoresF32 [unitRows]func(s *float32, k **byte, groups int, q *float32, pairs, ahead int)
-	mixBF16, mixF32       [unitRows]func(acc *float32, v **byte, groups int, p *float32, chunks, ahead int)
+	// Both fetch as many bytes as they read: into L1 what is near bytes after it, and into
+	// L2 what is far bytes after what is later in the list by ahead.
+	scoresBF16, scoresF32 [unitRows]func(s *float32, k **byte, groups int, q *float32, pairs, ahead, near, far int)
+	mixBF16, mixF32       [unitRows]func(acc *float32, v **byte, groups int, p *float32, chunks, ahead, near, far int)
 	// The same of a bf16 cache with queries and weights rounded to bf16, two products
 	// an instruction; nil where there are none. Rows of q and p are pairs, dotRowWords
-	// apart, and even and odd pairs of dims are summed apart.
+	// apart, and even and odd pairs of dims are summed apart. They fetch into L2 what is
+	// later in the list by ahead.
 	scoresDots [unitRows]func(s *float32, k **byte, groups int, q *float32, pairs, ahead int)
 	// mixDots does several splits: acc of each is stride bytes after that of the one
 	// before, and begins with zeros; p is as of weightsDots.
@@ -86,19 +88,19 @@ type mixerKernels struct {
 }
 
 var mixersGeneric = &mixerKernels{
-	scoresBF16: [...]func(*float32, **byte, int, *float32, int, int){
+	scoresBF16: [...]func(*float32, **byte, int, *float32, int, int, int, int){
 		scoresGeneric(1, loadBF16), scoresGeneric(2, loadBF16), scoresGeneric(3, loadBF16), scoresGeneric(4, loadBF16),
 		scoresGeneric(5, loadBF16), scoresGeneric(6, loadBF16), scoresGeneric(7, loadBF16), scoresGeneric(8, loadBF16),
 	},
-	scoresF32: [...]func(*float32, **byte, int, *float32, int, int){
+	scoresF32: [...]func(*float32, **byte, int, *float32, int, int, int, int){
 		scoresGeneric(1, loadF32), scoresGeneric(2, loadF32), scoresGeneric(3, loadF32), scoresGeneric(4, loadF32),
 		scoresGeneric(5, loadF32), scoresGeneric(6, loadF32), scoresGeneric(7, loadF32), scoresGeneric(8, loadF32),
 	},
-	mixBF16: [...]func(*float32, **byte, int, *float32, int, int){
+	mixBF16: [...]func(*float32, **byte, int, *float32, int, int, int, int){
 		mixGeneric(1, loadBF16), mixGeneric(2, loadBF16), mixGeneric(3, loadBF16), mixGeneric(4, loadBF16),
 		mixGeneric(5, loadBF16), mixGeneric(6, loadBF16), mixGeneric(7, loadBF16), mixGeneric(8, loadBF16),
 	},
-	mixF32: [...]func(*float32, **byte, int, *float32, int, int){
+	mixF32: [...]func(*float32, **byte, int, *float32, int, int, int, int){
 		mixGeneric(1, loadF32), mixGeneric(2, loadF32), mixGeneric(3, loadF32), mixGeneric(4, loadF32),
 		mixGeneric(5, loadF32), mixGeneric(6, loadF32), mixGeneric(7, loadF32), mixGeneric(8, loadF32),
 	},
@@ -148,8 +150,8 @@ func loadF32(p *byte, i int, even, odd *lanes16) {
 	*even, *odd = w[2*i], w[2*i+1]
 }
 
-func scoresGeneric(rows int, load func(p *byte, i int, even, odd *lanes16)) func(s *float32, k **byte, groups int, q *float32, pairs, ahead int) {
-	return func(s *float32, k **byte, groups int, q *float32, pairs, _ int) {
+func scoresGeneric(rows int, load func(p *byte, i int, even, odd *lanes16)) func(s *float32, k **byte, groups int, q *float32, pairs, ahead, near, far int) {
+	return func(s *float32, k **byte, groups int, q *float32, pairs, _, _, _ int) {
 		qs := unsafe.Slice(q, 2*pairs*rows)
 		out := unsafe.Slice(s, (rows-1)*splitPositions+groups*groupPositions)
 		for g, keys := range unsafe.Slice(k, groups) {
@@ -173,8 +175,8 @@ func scoresGeneric(rows int, load func(p *byte, i int, even, odd *lanes16)) func
 	}
 }
 
-func mixGeneric(rows int, load func(p *byte, i int, even, odd *lanes16)) func(acc *float32, v **byte, groups int, p *float32, chunks, ahead int) {
-	return func(acc *float32, v **byte, groups int, p *float32, chunks, _ int) {
+func mixGeneric(rows int, load func(p *byte, i int, even, odd *lanes16)) func(acc *float32, v **byte, groups int, p *float32, chunks, ahead, near, far int) {
+	return func(acc *float32, v **byte, groups int, p *float32, chunks, _, _, _ int) {
 		a := unsafe.Slice((*lanes16)(unsafe.Pointer(acc)), chunks*rows)
 		ps := unsafe.Slice(p, (rows-1)*splitPositions+groups*groupPositions)
 		for g, values := range unsafe.Slice(v, groups) {

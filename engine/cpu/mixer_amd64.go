@@ -8,100 +8,100 @@ package cpu
 func storeKeyAVX2(dst *byte, x *float32, n int)
 
 //go:noescape
-func scoresBF16AVX2Rows1(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresBF16AVX2Rows1(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixBF16AVX2Rows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixBF16AVX2Rows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresBF16AVX2Rows2(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresBF16AVX2Rows2(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixBF16AVX2Rows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixBF16AVX2Rows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresBF16AVX2Rows3(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresBF16AVX2Rows3(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixBF16AVX2Rows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixBF16AVX2Rows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresBF16AVX2Rows4(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresBF16AVX2Rows4(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixBF16AVX2Rows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixBF16AVX2Rows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresBF16AVX2Rows5(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresBF16AVX2Rows5(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixBF16AVX2Rows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixBF16AVX2Rows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresBF16AVX2Rows6(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresBF16AVX2Rows6(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixBF16AVX2Rows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixBF16AVX2Rows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresBF16AVX2Rows7(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresBF16AVX2Rows7(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixBF16AVX2Rows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixBF16AVX2Rows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresBF16AVX2Rows8(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresBF16AVX2Rows8(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixBF16AVX2Rows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixBF16AVX2Rows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresF32AVX2Rows1(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresF32AVX2Rows1(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixF32AVX2Rows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixF32AVX2Rows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresF32AVX2Rows2(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresF32AVX2Rows2(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixF32AVX2Rows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixF32AVX2Rows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresF32AVX2Rows3(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresF32AVX2Rows3(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixF32AVX2Rows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixF32AVX2Rows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresF32AVX2Rows4(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresF32AVX2Rows4(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixF32AVX2Rows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixF32AVX2Rows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresF32AVX2Rows5(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresF32AVX2Rows5(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixF32AVX2Rows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixF32AVX2Rows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresF32AVX2Rows6(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresF32AVX2Rows6(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixF32AVX2Rows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixF32AVX2Rows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresF32AVX2Rows7(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresF32AVX2Rows7(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixF32AVX2Rows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixF32AVX2Rows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresF32AVX2Rows8(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresF32AVX2Rows8(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixF32AVX2Rows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixF32AVX2Rows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
 func softmaxAVX2(p *float32, n int, max *float32) float32
@@ -146,100 +146,100 @@ func zipSecondAVX2(dst *byte, y *float32, n int)
 func gateAVX2(dst *float32, x *float32, n int)
 
 //go:noescape
-func scoresBF16AVX512Rows1(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresBF16AVX512Rows1(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixBF16AVX512Rows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixBF16AVX512Rows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresBF16AVX512Rows2(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresBF16AVX512Rows2(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixBF16AVX512Rows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixBF16AVX512Rows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresBF16AVX512Rows3(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresBF16AVX512Rows3(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixBF16AVX512Rows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixBF16AVX512Rows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresBF16AVX512Rows4(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresBF16AVX512Rows4(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixBF16AVX512Rows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixBF16AVX512Rows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresBF16AVX512Rows5(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresBF16AVX512Rows5(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixBF16AVX512Rows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixBF16AVX512Rows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresBF16AVX512Rows6(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresBF16AVX512Rows6(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixBF16AVX512Rows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixBF16AVX512Rows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresBF16AVX512Rows7(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresBF16AVX512Rows7(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixBF16AVX512Rows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixBF16AVX512Rows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresBF16AVX512Rows8(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresBF16AVX512Rows8(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixBF16AVX512Rows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixBF16AVX512Rows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresF32AVX512Rows1(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresF32AVX512Rows1(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixF32AVX512Rows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixF32AVX512Rows1(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresF32AVX512Rows2(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresF32AVX512Rows2(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixF32AVX512Rows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixF32AVX512Rows2(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresF32AVX512Rows3(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresF32AVX512Rows3(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixF32AVX512Rows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixF32AVX512Rows3(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresF32AVX512Rows4(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresF32AVX512Rows4(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixF32AVX512Rows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixF32AVX512Rows4(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresF32AVX512Rows5(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresF32AVX512Rows5(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixF32AVX512Rows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixF32AVX512Rows5(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresF32AVX512Rows6(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresF32AVX512Rows6(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixF32AVX512Rows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixF32AVX512Rows6(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresF32AVX512Rows7(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresF32AVX512Rows7(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixF32AVX512Rows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixF32AVX512Rows7(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
-func scoresF32AVX512Rows8(s *float32, k **byte, groups int, q *float32, pairs int, ahead int)
+func scoresF32AVX512Rows8(s *float32, k **byte, groups int, q *float32, pairs int, ahead int, near int, far int)
 
 //go:noescape
-func mixF32AVX512Rows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int)
+func mixF32AVX512Rows8(acc *float32, v **byte, groups int, p *float32, chunks int, ahead int, near int, far int)
 
 //go:noescape
 func softmaxAVX512(p *float32, n int, max *float32) float32

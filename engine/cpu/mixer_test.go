@@ -68,7 +68,7 @@ func TestMixerKernelsAreGeneric(t *testing.T) {
 	for trial := range 20 {
 		for rows := 1; rows <= unitRows; rows++ {
 			pairs, chunks := 1+rng.IntN(40), 1+rng.IntN(20)
-			groups, ahead := 1+rng.IntN(3), rng.IntN(3)
+			groups, ahead, near, far := 1+rng.IntN(3), rng.IntN(3), rng.IntN(1<<13), rng.IntN(1<<13)
 			list := func(size int) **byte {
 				list := make([]*byte, groups+ahead)
 				for i := range list {
@@ -80,10 +80,10 @@ func TestMixerKernelsAreGeneric(t *testing.T) {
 			q, p := randomFloats(rng, 2*pairs*rows), randomFloats(rng, rows*splitPositions)
 			scores, acc := make([]float32, rows*splitPositions), randomFloats(rng, chunks*chunkDims*rows)
 			name := fmt.Sprintf("trial %d, %d rows, %d pairs, %d chunks, %d groups", trial, rows, pairs, chunks, groups)
-			same("scores bf16, "+name, scores, func(m *mixerKernels, x *float32) { m.scoresBF16[rows-1](x, k, groups, &q[0], pairs, ahead) })
-			same("scores f32, "+name, scores, func(m *mixerKernels, x *float32) { m.scoresF32[rows-1](x, k, groups, &q[0], pairs, ahead) })
-			same("mix bf16, "+name, acc, func(m *mixerKernels, x *float32) { m.mixBF16[rows-1](x, v, groups, &p[0], chunks, ahead) })
-			same("mix f32, "+name, acc, func(m *mixerKernels, x *float32) { m.mixF32[rows-1](x, v, groups, &p[0], chunks, ahead) })
+			same("scores bf16, "+name, scores, func(m *mixerKernels, x *float32) { m.scoresBF16[rows-1](x, k, groups, &q[0], pairs, ahead, near, far) })
+			same("scores f32, "+name, scores, func(m *mixerKernels, x *float32) { m.scoresF32[rows-1](x, k, groups, &q[0], pairs, ahead, near, far) })
+			same("mix bf16, "+name, acc, func(m *mixerKernels, x *float32) { m.mixBF16[rows-1](x, v, groups, &p[0], chunks, ahead, near, far) })
+			same("mix f32, "+name, acc, func(m *mixerKernels, x *float32) { m.mixF32[rows-1](x, v, groups, &p[0], chunks, ahead, near, far) })
 			part, a, b := randomFloats(rng, len(acc)), randomFloats(rng, rows), randomFloats(rng, rows)
 			same("merge, "+name, acc, func(m *mixerKernels, x *float32) { m.merge(x, &part[0], &a[0], &b[0], rows, chunks) })
 		}

@@ -15,19 +15,19 @@ func mixersFor(isa ISA) *mixerKernels {
 }
 
 var mixersAVX2 = &mixerKernels{
-	scoresBF16: [...]func(*float32, **byte, int, *float32, int, int){
+	scoresBF16: [...]func(*float32, **byte, int, *float32, int, int, int, int){
 		scoresBF16AVX2Rows1, scoresBF16AVX2Rows2, scoresBF16AVX2Rows3, scoresBF16AVX2Rows4,
 		scoresBF16AVX2Rows5, scoresBF16AVX2Rows6, scoresBF16AVX2Rows7, scoresBF16AVX2Rows8,
 	},
-	scoresF32: [...]func(*float32, **byte, int, *float32, int, int){
+	scoresF32: [...]func(*float32, **byte, int, *float32, int, int, int, int){
 		scoresF32AVX2Rows1, scoresF32AVX2Rows2, scoresF32AVX2Rows3, scoresF32AVX2Rows4,
 		scoresF32AVX2Rows5, scoresF32AVX2Rows6, scoresF32AVX2Rows7, scoresF32AVX2Rows8,
 	},
-	mixBF16: [...]func(*float32, **byte, int, *float32, int, int){
+	mixBF16: [...]func(*float32, **byte, int, *float32, int, int, int, int){
 		mixBF16AVX2Rows1, mixBF16AVX2Rows2, mixBF16AVX2Rows3, mixBF16AVX2Rows4,
 		mixBF16AVX2Rows5, mixBF16AVX2Rows6, mixBF16AVX2Rows7, mixBF16AVX2Rows8,
 	},
-	mixF32: [...]func(*float32, **byte, int, *float32, int, int){
+	mixF32: [...]func(*float32, **byte, int, *float32, int, int, int, int){
 		mixF32AVX2Rows1, mixF32AVX2Rows2, mixF32AVX2Rows3, mixF32AVX2Rows4,
 		mixF32AVX2Rows5, mixF32AVX2Rows6, mixF32AVX2Rows7, mixF32AVX2Rows8,
 	},
@@ -49,19 +49,19 @@ var mixersAVX2 = &mixerKernels{
 }
 
 var mixersAVX512 = &mixerKernels{
-	scoresBF16: [...]func(*float32, **byte, int, *float32, int, int){
+	scoresBF16: [...]func(*float32, **byte, int, *float32, int, int, int, int){
 		scoresBF16AVX512Rows1, scoresBF16AVX512Rows2, scoresBF16AVX512Rows3, scoresBF16AVX512Rows4,
 		scoresBF16AVX512Rows5, scoresBF16AVX512Rows6, scoresBF16AVX512Rows7, scoresBF16AVX512Rows8,
 	},
-	scoresF32: [...]func(*float32, **byte, int, *float32, int, int){
+	scoresF32: [...]func(*float32, **byte, int, *float32, int, int, int, int){
 		scoresF32AVX512Rows1, scoresF32AVX512Rows2, scoresF32AVX512Rows3, scoresF32AVX512Rows4,
 		scoresF32AVX512Rows5, scoresF32AVX512Rows6, scoresF32AVX512Rows7, scoresF32AVX512Rows8,
 	},
-	mixBF16: [...]func(*float32, **byte, int, *float32, int, int){
+	mixBF16: [...]func(*float32, **byte, int, *float32, int, int, int, int){
 		mixBF16AVX512Rows1, mixBF16AVX512Rows2, mixBF16AVX512Rows3, mixBF16AVX512Rows4,
 		mixBF16AVX512Rows5, mixBF16AVX512Rows6, mixBF16AVX512Rows7, mixBF16AVX512Rows8,
 	},
-	mixF32: [...]func(*float32, **byte, int, *float32, int, int){
+	mixF32: [...]func(*float32, **byte, int, *float32, int, int, int, int){
 		mixF32AVX512Rows1, mixF32AVX512Rows2, mixF32AVX512Rows3, mixF32AVX512Rows4,
 		mixF32AVX512Rows5, mixF32AVX512Rows6, mixF32AVX512Rows7, mixF32AVX512Rows8,
 	},

@@ -120,14 +120,20 @@ func passes(rows, most int, f func(row, rows int)) {
 	}
 }
 
+// ahead is where to fetch from: into L1, and into L2.
+type ahead struct{ near, far reg.Register }
+
 // groups begins a loop over groups of positions: it loads where the next one is, and
 // where to fetch ahead meanwhile. end closes the loop.
-func groups(where string) (at, next reg.Register, end func()) {
-	list, left, ahead := Load(Param(where), GP64()), Load(Param("groups"), GP64()), Load(Param("ahead"), GP64())
-	at, next = GP64(), GP64()
+func groups(where string) (at reg.Register, next ahead, end func()) {
+	list, left := Load(Param(where), GP64()), Load(Param("groups"), GP64())
+	later, near := Load(Param("ahead"), GP64()), Load(Param("near"), GP64())
+	at, next = GP64(), ahead{GP64(), GP64()}
 	Label("group")
 	MOVQ(Mem{Base: list}, at)
-	MOVQ(Mem{Base: list, Index: ahead, Scale: 8}, next)
+	Load(Param("far"), next.far)
+	ADDQ(Mem{Base: list, Index: later, Scale: 8}, next.far)
+	LEAQ(Mem{Base: at, Index: near, Scale: 1}, next.near)
 	return at, next, func() {
 		ADDQ(Imm(8), list)
 		DECQ(left)
@@ -138,18 +144,20 @@ func groups(where string) (at, next reg.Register, end func()) {
 }
 
 // fetch fetches as many bytes as one pair has, or in each of several sweeps its share of
-// them, into L2: to go on to L1, a fetch would hold one of its few miss buffers until
-// memory answers.
-func (p *pair) fetch(next reg.Register, sweeps int) {
+// them. Where groups are scattered, that is into L2 only: to go on to L1, a fetch would hold
+// one of its few miss buffers until memory answers.
+func (p *pair) fetch(next ahead, sweeps int) {
 	for line := 0; line < p.bytes(); line += 64 {
-		PREFETCHT1(Mem{Base: next, Disp: line})
+		PREFETCHT0(Mem{Base: next.near, Disp: line})
+		PREFETCHT1(Mem{Base: next.far, Disp: line})
 	}
-	ADDQ(U32(uint32(p.bytes()/sweeps)), next)
+	ADDQ(U32(uint32(p.bytes()/sweeps)), next.near)
+	ADDQ(U32(uint32(p.bytes()/sweeps)), next.far)
 }
 
 // scores multiplies queries [dims][rows] by the keys of groups.
 func scores(isa simd.ISA, rows int, f32 bool) {
-	text(fmt.Sprintf("scores%s%sRows%d", dtype(f32), isa.Name, rows), "func(s *float32, k **byte, groups int, q *float32, pairs, ahead int)")
+	text(fmt.Sprintf("scores%s%sRows%d", dtype(f32), isa.Name, rows), "func(s *float32, k **byte, groups int, q *float32, pairs, ahead, near, far int)")
 	s := Load(Param("s"), GP64())
 	fits, lanes := 8, [][]int{{0}}
 	switch {
@@ -204,7 +212,7 @@ func scores(isa simd.ISA, rows int, f32 bool) {
 
 // mix adds the values of groups, weighted, to acc [dims/16][rows][16].
 func mix(isa simd.ISA, rows int, f32 bool) {
-	text(fmt.Sprintf("mix%s%sRows%d", dtype(f32), isa.Name, rows), "func(acc *float32, v **byte, groups int, p *float32, chunks, ahead int)")
+	text(fmt.Sprintf("mix%s%sRows%d", dtype(f32), isa.Name, rows), "func(acc *float32, v **byte, groups int, p *float32, chunks, ahead, near, far int)")
 	weights := Load(Param("p"), GP64())
 	fits := 8
 	if !isa.Wide() {
