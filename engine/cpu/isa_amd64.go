@@ -20,8 +20,8 @@ func detectISA() ISA {
 // These keep L1 and L2 of a Xeon filled by instruction. On a Granite Rapids, whose hardware
 // alone reads 35 GB/s on two cores, both together make it 40. What takes longer over each
 // line wants it fetched earlier: kernels of AVX2 for one to three rows and attention in
-// vectors, and then kernels whose parts take turns. With those of the next line each, a
-// decode step of AVX2 takes 4 to 20 % longer, and one of AMX up to 17 %.
+// vectors, and then kernels whose parts take turns. With one for another, a decode step
+// takes 5 to 20 % longer.
 var (
 	xeonFetch      = fetch{near: 2048, far: 3584, keys: 8192, state: 4096}
 	xeonFetchFar   = fetch{near: 3072, far: 6144, keys: 8192, state: 4096}
