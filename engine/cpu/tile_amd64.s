@@ -312,14 +312,11 @@ TEXT ·tileBF16AVX2Rows4(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)
@@ -491,14 +488,11 @@ TEXT ·tileBF16AVX2Rows5(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)
@@ -694,14 +688,11 @@ TEXT ·tileBF16AVX2Rows6(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)
@@ -919,14 +910,11 @@ TEXT ·tileBF16AVX2Rows7(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)
@@ -1189,14 +1177,11 @@ TEXT ·tileBF16AVX2Rows8(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)
@@ -1483,14 +1468,11 @@ TEXT ·tileBF16AVX2Rows9(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)
@@ -1799,14 +1781,11 @@ TEXT ·tileBF16AVX2Rows10(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)
@@ -2160,14 +2139,11 @@ TEXT ·tileBF16AVX2Rows11(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)
@@ -2543,14 +2519,11 @@ TEXT ·tileBF16AVX2Rows12(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)
@@ -4553,14 +4526,11 @@ TEXT ·tileF32AVX2Rows4(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)
@@ -4724,14 +4694,11 @@ TEXT ·tileF32AVX2Rows5(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)
@@ -4919,14 +4886,11 @@ TEXT ·tileF32AVX2Rows6(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)
@@ -5138,14 +5102,11 @@ TEXT ·tileF32AVX2Rows7(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)
@@ -5392,14 +5353,11 @@ TEXT ·tileF32AVX2Rows8(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)
@@ -5670,14 +5628,11 @@ TEXT ·tileF32AVX2Rows9(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)
@@ -5972,14 +5927,11 @@ TEXT ·tileF32AVX2Rows10(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)
@@ -6313,14 +6265,11 @@ TEXT ·tileF32AVX2Rows11(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)
@@ -6678,14 +6627,11 @@ TEXT ·tileF32AVX2Rows12(SB), NOSPLIT, $0-72
 	SHRQ $0x01, DI
 
 panel:
-	MOVQ  x+24(FP), R12
-	MOVQ  pairs+32(FP), R13
-	MOVB  begun+8(FP), R8
-	TESTB R8, R8
-	JZ    clear
-	JMP   turn
-
-clear:
+	MOVQ    x+24(FP), R12
+	MOVQ    pairs+32(FP), R13
+	MOVB    begun+8(FP), R8
+	TESTB   R8, R8
+	JNZ     turn
 	VPXOR   Y0, Y0, Y0
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y0, 32(AX)

@@ -53,12 +53,12 @@ func parts(isa simd.ISA, rows int) []part {
 		last = 3
 	}
 	var all []part
-	for _, rows := range [][2]int{{0, rows - last}, {rows - last, last}} {
-		switch {
-		case rows[1] > 3:
-			all = append(all, part{rows[0], rows[1], 0, columns / 2}, part{rows[0], rows[1], columns / 2, columns / 2})
-		case rows[1] > 0:
-			all = append(all, part{rows[0], rows[1], 0, columns})
+	for _, p := range []part{{rows: rows - last}, {row: rows - last, rows: last}} {
+		if p.columns = columns; p.rows > 3 {
+			p.columns /= 2
+		}
+		for ; p.rows > 0 && p.column < columns; p.column += p.columns {
+			all = append(all, p)
 		}
 	}
 	return all
@@ -110,10 +110,9 @@ func (k *kernel) eachPanel(body func()) {
 	JNZ(LabelRef("panel"))
 }
 
-func (k *kernel) ifNotBegun(label string) {
+func (k *kernel) testBegun() {
 	begun := Load(Param("begun"), GP8())
 	TESTB(begun, begun)
-	JZ(LabelRef(label))
 }
 
 // atOnce keeps all accumulators of a panel in registers.
@@ -126,7 +125,8 @@ func (k *kernel) atOnce(p part) {
 				k.isa.Xor(v, v, v)
 			}
 		}
-		k.ifNotBegun("pair")
+		k.testBegun()
+		JZ(LabelRef("pair"))
 		k.each(sums, p, func(v reg.VecVirtual, m Mem) { VMOVUPS(m, v) })
 		Label("pair")
 		for at := 0; at < k.pairBytes; at += line {
@@ -150,9 +150,8 @@ func (k *kernel) inTurns(parts []part) {
 	SHRQ(Imm(1), k.step)
 	count, left, w, x := GP64(), GP64(), GP64(), GP64()
 	k.eachPanel(func() {
-		k.ifNotBegun("clear")
-		JMP(LabelRef("turn"))
-		Label("clear")
+		k.testBegun()
+		JNZ(LabelRef("turn"))
 		zero := k.isa.Zero()
 		for at := 0; at < 4*k.rows*panel; at += 4 * k.isa.Lanes {
 			VMOVUPS(zero, Mem{Base: k.acc, Disp: at})
