@@ -66,16 +66,16 @@ type kernels struct {
 // cache.
 type blocking struct {
 	rows   int // of a group, which shares a kernel call, at most
-	chunk  int // rows that one pass over the weights serves
+	chunk  int // rows that one pass over the weights serves, whole groups
 	pairs  int // of inputs in a block of a panel, which all rows of a chunk use in turn
 	panels int // that share the inputs of a block
 	shared int // bytes of a chunk's inputs up to which panels need not share them
 }
 
-// vectorBlocking suits kernels of vectors: a block is 64 KB of bf16 weights, which stay in
+// vectorBlocking suits kernels of vectors: a chunk holds the 256 tokens of a step, a block is 64 KB of bf16 weights, which stay in
 // L2, as do its inputs, 512 KB rounded to bf16.
 func vectorBlocking(rows int) blocking {
-	return blocking{rows: rows, chunk: 256, pairs: 512, panels: 4, shared: 512 << 10}
+	return blocking{rows: rows, chunk: 264, pairs: 512, panels: 4, shared: 512 << 10}
 }
 
 // tileFloats is what the sums of some panels and a chunk need.

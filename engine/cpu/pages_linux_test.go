@@ -129,3 +129,46 @@ func TestDotsStayInTheirPages(t *testing.T) {
 		}
 	}
 }
+
+// TestVectorsStayInTheirPages is the same of kernels for float32 products.
+func TestVectorsStayInTheirPages(t *testing.T) {
+	const seed = 9
+	t.Logf("seed %d", seed)
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	for _, first := range []bool{false, true} {
+		p := pages{t, rand.New(rand.NewPCG(seed, 0)), first}
+		for _, isa := range Supported()[1:] {
+			if isa > AVX512 {
+				continue // has the same
+			}
+			k, m := kernelsFor(isa), mixersFor(isa)
+			for dtype, size := range []int{1, 2} { // words of a pair
+				tiles, scores, mix := k.tileBF16, m.scoresBF16, m.mixBF16
+				if dtype > 0 {
+					tiles, scores, mix = k.tileF32, m.scoresF32, m.mixF32
+				}
+				for rows := 1; rows <= maxTileRows; rows++ {
+					pairs, panels := 1+p.rng.IntN(40), 1+p.rng.IntN(2)
+					acc, w, x := p.words(panels*rows*panelOutputs), p.words(panels*pairs*panelOutputs*size), p.words(2*pairs*rows)
+					for _, begun := range []bool{false, true} {
+						require.NotPanics(t, func() {
+							tiles[rows-1](acc, begun, (*byte)(unsafe.Pointer(w)), x, pairs, panels, pairBytes, 0, pairBytes)
+						}, "%v, %d words a pair, %d rows, %d pairs, %d panels", isa, size, rows, pairs, panels)
+					}
+				}
+				for rows := 1; rows <= unitRows; rows++ {
+					pairs, chunks, groups, ahead := 1+p.rng.IntN(40), 1+p.rng.IntN(5), 1+p.rng.IntN(3), p.rng.IntN(3)
+					what := fmt.Sprintf("%v, %d words a pair, %d rows, %d pairs, %d chunks, %d groups", isa, size, rows, pairs, chunks, groups)
+					weights := (rows-1)*splitPositions + groups*groupPositions
+					require.NotPanics(t, func() {
+						scores[rows-1](p.words(weights), p.list(groups+ahead, size*pairs*groupPositions), groups, p.words(2*pairs*rows), pairs, ahead, 0, 0)
+					}, "scores, %s", what)
+					require.NotPanics(t, func() {
+						values := p.list(groups+ahead, size*chunks*chunkDims*groupPositions/2)
+						mix[rows-1](p.words(chunks*chunkDims*rows), values, groups, p.words(weights), chunks, ahead, 0, 0)
+					}, "mix, %s", what)
+				}
+			}
+		}
+	}
+}
