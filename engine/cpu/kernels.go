@@ -11,7 +11,7 @@ type kernels struct {
 	// for all 32 outputs of panels that follow one another. acc is [panels][rows][32], x is
 	// [inputs][rows], w points into a panel, whose pairs must be all of it if more
 	// follow. Meanwhile it fetches what is near bytes after w into L1, and what is at
-	// next into L2, moving on by step bytes with each pair.
+	// next into L2, moving on by step bytes, an even number, with each pair.
 	tileBF16, tileF32 [maxTileRows]tileKernel
 	few, many         fetch // of kernels for up to fewRows or fewDotRows rows, and for more
 	runs              fetch // of keys and values in runs, by kernels of float32 products

@@ -141,7 +141,7 @@ func (t *linearTask) work(worker int) {
 				// the next blocks between them.
 				ahead, step := t.b.kernels.many, bytes/pairs
 				if passes > 1 {
-					ahead.far, step = max(ahead.far, bytes), 2*((bytes/pairs+2*passes-1)/(2*passes)) // even, and none left out
+					ahead.far, step = max(ahead.far, bytes), roundUp((bytes/pairs+passes-1)/passes, 2) // no line left out
 				} else if rows <= few {
 					ahead = t.b.kernels.few
 				}
