@@ -308,6 +308,19 @@ func TestLinearTails(t *testing.T) {
 	})
 }
 
+// TestChunksAreWholeGroups: else a step of as many tokens as a chunk reads all weights twice.
+func TestChunksAreWholeGroups(t *testing.T) {
+	for _, isa := range Supported() {
+		k := kernelsFor(isa)
+		for _, cut := range []blocking{k.blocking, k.dotBlocking} {
+			if cut.rows > 0 { // 0 where there are no dot kernels
+				require.Zero(t, cut.chunk%cut.rows, "%v: groups of %d rows in a chunk of %d", isa, cut.rows, cut.chunk)
+				require.GreaterOrEqual(t, cut.chunk, 256, "%v", isa)
+			}
+		}
+	}
+}
+
 // TestLinearBatchInvariance proves that a token's result is the same bits
 // alone and among others, with any number of workers, and in any instruction set.
 func TestLinearBatchInvariance(t *testing.T) {

@@ -147,12 +147,13 @@ func groups(where string) (at reg.Register, next ahead, end func()) {
 // them. Where groups are scattered, that is into L2 only: to go on to L1, a fetch would hold
 // one of its few miss buffers until memory answers.
 func (p *pair) fetch(next ahead, sweeps int) {
-	for line := 0; line < p.bytes(); line += 64 {
+	share := p.bytes() / sweeps
+	for line := 0; line < share; line += 64 {
 		PREFETCHT0(Mem{Base: next.near, Disp: line})
 		PREFETCHT1(Mem{Base: next.far, Disp: line})
 	}
-	ADDQ(U32(uint32(p.bytes()/sweeps)), next.near)
-	ADDQ(U32(uint32(p.bytes()/sweeps)), next.far)
+	ADDQ(U32(uint32(share)), next.near)
+	ADDQ(U32(uint32(share)), next.far)
 }
 
 // scores multiplies queries [dims][rows] by the keys of groups.
